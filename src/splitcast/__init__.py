@@ -1,0 +1,1 @@
+"""Split federated learning with gradient aggregation."""

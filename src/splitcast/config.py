@@ -1,0 +1,206 @@
+"""One frozen, validated configuration; TOML in and out; unknown keys are refused by name.
+
+Names of things that live in other layers (schemes, codecs, data sets, models) are plain strings here and are
+looked up, and refused with the allowed names, by the layer that owns them.
+"""
+
+import json
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, field, fields, is_dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from splitcast.errors import SplitcastError
+
+T = TypeVar("T")
+
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _one_line(error: pydantic.ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{name}: unknown key"
+    return f"{name}: {first['msg'].lower()}, got {first['input']!r}"
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    """A frozen pydantic dataclass whose validation errors are one-line `SplitcastError`s."""
+    made = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
+    init: Callable[..., None] = made.__init__
+
+    @wraps(init)
+    def checked(self: Any, **values: Any) -> None:
+        try:
+            init(self, **values)
+        except pydantic.ValidationError as error:
+            raise SplitcastError(_one_line(error)) from None
+
+    made.__init__ = checked  # type: ignore[method-assign]
+    return made
+
+
+@section
+class DataConfig:
+    """What the clients learn from, and how it is spread over them."""
+
+    dataset: str = "mnist-mini"
+    """mnist-mini (embedded), mnist, fashion-mnist or cifar10 (after `splitcast data get`)."""
+    clients: Count = 10
+    """Number of clients N."""
+    partition: str = "iid"
+    """iid, dirichlet (label skew `alpha`) or shards (`classes_per_client` labels each)."""
+    alpha: Positive = 0.5
+    """Dirichlet concentration; small is very unequal."""
+    classes_per_client: Count = 2
+    """Labels per client with `shards`."""
+    sizes: str = "equal"
+    """equal or unequal numbers of samples per client."""
+
+
+@section
+class ModelConfig:
+    """What is trained."""
+
+    arch: str = "cnn"
+    """cnn (the paper's), cnn-small, or module:function building your blocks from (input_shape, classes)."""
+
+
+@section
+class SplitConfig:
+    """How the model is split and what travels."""
+
+    scheme: str = "sfl-ga"
+    """sfl-ga, sfl, psl, epsl, fl or sl."""
+    cut: int = 1
+    """Blocks on the client, 1..V-1."""
+    aggregate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """epsl: fraction of the batch rows whose gradients are aggregated and broadcast."""
+    uplink_codec: str = "fp32"
+    """Format of smashed data on the wire: fp32 or fp16."""
+    downlink_codec: str = "fp32"
+    """Format of smashed-data gradients on the wire: fp32 or fp16."""
+    client_update: str = "own"
+    """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
+
+
+@section
+class TrainConfig:
+    """The optimisation."""
+
+    rounds: Count = 100
+    """Communication rounds T."""
+    batch: Count = 32
+    """Samples per client and local step b."""
+    local_steps: Count = 1
+    """Local steps per round, tau."""
+    lr: Positive = 0.05
+    """Learning rate eta."""
+    momentum: Probability = 0.0
+    """SGD momentum; its state is averaged and moved with the weights, and counted in the bytes."""
+    participation: Fraction = 1.0
+    """Fraction of the clients chosen each round."""
+    dropout: Probability = 0.0
+    """Probability that a chosen client fails in a round; at least one stays."""
+    eval_every: Count = 5
+    """Rounds between test-set evaluations; the last round is always evaluated."""
+    checkpoint_every: Count = 10
+    """Rounds between checkpoints."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of every random stream (data, model, batches, ...), each drawn apart."""
+    dtype: str = "float32"
+    """float32, or float64 to check arithmetic."""
+
+
+@section
+class Config:
+    """Everything that determines a run.
+
+    >>> Config(train=TrainConfig(rounds=3)).train.rounds
+    3
+    >>> TrainConfig(lr=-1)
+    Traceback (most recent call last):
+    splitcast.errors.SplitcastError: lr: input should be greater than 0, got -1
+    """
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+
+def with_values(config: Config, **values: Any) -> Config:
+    """A copy with some leaf values changed; leaf names are unique across sections.
+
+    >>> with_values(Config(), scheme="psl", rounds=7).split.scheme
+    'psl'
+    """
+    for part in fields(config):
+        current = getattr(config, part.name)
+        mine = {f.name: values.pop(f.name) for f in fields(current) if f.name in values}
+        config = replace(config, **{part.name: replace(current, **mine)})
+    if values:
+        raise SplitcastError(f"{next(iter(values))}: unknown key; allowed are {', '.join(leaf_names())}")
+    return config
+
+
+def leaf_names() -> list[str]:
+    """Every key of the configuration, without its section."""
+    return [leaf.name for part in fields(Config()) for leaf in fields(getattr(Config(), part.name))]
+
+
+def to_toml(config: Any) -> str:
+    """Sections of scalars, in declaration order."""
+    lines: list[str] = []
+    for name, values in asdict(config).items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+def from_toml(text: str, source: str = "config") -> Config:
+    """Parse and validate; every problem is one line that names the key and the file.
+
+    >>> from_toml(to_toml(Config())) == Config()
+    True
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SplitcastError(f"{source}: not valid TOML: {error}") from None
+    parts: dict[str, Any] = {}
+    default = Config()
+    known = {part.name: type(getattr(default, part.name)) for part in fields(default)}
+    for name, values in raw.items():
+        if name not in known or not isinstance(values, dict):
+            raise SplitcastError(f"{source}: unknown section [{name}]; allowed are {', '.join(known)}")
+        kind = known[name]
+        assert is_dataclass(kind)
+        allowed = [f.name for f in fields(kind)]
+        for key in values:
+            if key not in allowed:
+                raise SplitcastError(
+                    f"{source}: unknown key {key!r} in [{name}]; allowed are {', '.join(allowed)}"
+                )
+        parts[name] = kind(**values)
+    return Config(**parts)
+
+
+def load(path: Path) -> Config:
+    """Read a TOML configuration."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SplitcastError(f"config: cannot read {path}: {error.strerror}") from None
+    return from_toml(text, str(path))

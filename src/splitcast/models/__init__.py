@@ -1,0 +1,39 @@
+"""Models by name."""
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from splitcast.errors import SplitcastError, one_of
+from splitcast.models.cnn import paper_cnn, small_cnn
+from splitcast.split import SplitModel
+
+Builder = Callable[[Sequence[int], int], nn.Sequential | Sequence[nn.Module]]
+
+ARCHITECTURES: dict[str, Builder] = {"cnn": paper_cnn, "cnn-small": small_cnn}
+
+
+def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> SplitModel:
+    """A split model with initial weights drawn from ``seed``, leaving torch's global generator untouched.
+
+    ``arch`` is a known name, or ``module:function`` for a function of (input_shape, classes) that returns
+    blocks.
+
+    >>> build("cnn", (1, 28, 28), 10, seed=0).depth
+    5
+    """
+    builder = _import(arch) if ":" in arch else ARCHITECTURES[one_of("arch", arch, ARCHITECTURES)]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return SplitModel(builder(input_shape, classes), input_shape)
+
+
+def _import(path: str) -> Builder:
+    module, _, name = path.partition(":")
+    try:
+        builder: Builder = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SplitcastError(f"arch: cannot import {path!r}: {error}") from None
+    return builder

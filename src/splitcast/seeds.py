@@ -1,0 +1,41 @@
+"""Random streams: one seed, one independent stream per role and per place in the run.
+
+A stream is a pure function of (seed, role, counters), so that nothing about randomness has to be stored in a
+checkpoint, and a client on another machine can draw its own batch without seeing the others'.
+"""
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy"]
+_ROLES: tuple[Role, ...] = (
+    "data",
+    "model",
+    "batch",
+    "participation",
+    "codec",
+    "layers",
+    "channel",
+    "policy",
+)
+
+
+def stream(seed: int, role: Role, *counters: int) -> np.random.Generator:
+    """The generator of one role at one place, e.g. ``stream(0, "batch", round, step)``.
+
+    >>> stream(0, "data").random() == stream(0, "data").random() != stream(0, "model").random()
+    True
+    """
+    return np.random.default_rng([seed, _ROLES.index(role), *counters])
+
+
+def torch_seed(seed: int, role: Role, *counters: int) -> int:
+    """A seed for a `torch.Generator` of one role at one place."""
+    return int(stream(seed, role, *counters).integers(2**62))
+
+
+def torch_stream(seed: int, role: Role, *counters: int) -> torch.Generator:
+    """As `stream`, for torch."""
+    return torch.Generator().manual_seed(torch_seed(seed, role, *counters))

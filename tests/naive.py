@@ -1,0 +1,123 @@
+"""The slow reference: every client a Python object with its own module, one after another, as section 4 reads."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def half_precision(x: Tensor) -> Tensor:
+    return x.to(torch.float16).to(x.dtype)
+
+
+class NaiveRun:
+    """Plain `nn.Module` copies and `torch.optim.SGD`, no vectorisation, no shared code with the engine."""
+
+    def __init__(self, blocks, cut, scheme, lr, momentum=0.0, fraction=0.5, identical=False, fp16=False, clients=1):
+        whole = nn.Sequential(*copy.deepcopy(list(blocks))).double()
+        cut = len(whole) if scheme == "fl" else cut
+        self.scheme, self.identical, self.fraction = scheme, identical, fraction
+        self.wire = half_precision if fp16 else lambda x: x
+        self.server = whole[cut:]
+        self.clients = [copy.deepcopy(whole[:cut]) for _ in range(clients)]
+        sgd = lambda module: torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum) if len(list(module.parameters())) else None
+        self.sgd = sgd
+        self.client_sgd = [sgd(c) for c in self.clients]
+        self.server_sgd = sgd(self.server)
+
+    def round(self, batches, rho):
+        """``batches[n][i]`` is (x, y) of client n at step i; only clients in the dict take part."""
+        if self.scheme == "sl":
+            return self._sequential(batches)
+        ids = sorted(batches)
+        servers = {n: copy.deepcopy(self.server) for n in ids}
+        server_sgds = {n: self._copy_sgd(self.server_sgd, servers[n]) for n in ids}
+        for i in range(len(batches[ids[0]])):
+            smashed, back = {}, {}
+            for n in ids:
+                x, y = batches[n][i]
+                smashed[n] = self.clients[n](x)
+                seen = smashed[n].detach()
+                seen = (seen if self.scheme == "fl" else self.wire(seen)).requires_grad_()
+                loss = F.cross_entropy(servers[n](seen), y)
+                loss.backward()
+                back[n] = seen.grad
+                if server_sgds[n]:
+                    server_sgds[n].step()
+                    server_sgds[n].zero_grad()
+            received = self._feedback(back, rho)
+            for n in ids:
+                if self.client_sgd[n]:
+                    self.client_sgd[n].zero_grad()
+                    smashed[n].backward(received[n])
+            if self.identical:
+                for params in zip(*(self.clients[n].parameters() for n in ids), strict=True):
+                    mean = sum(rho[n] * p.grad for n, p in zip(ids, params, strict=True))
+                    for p in params:
+                        p.grad = mean.clone()
+            for n in ids:
+                if self.client_sgd[n]:
+                    self.client_sgd[n].step()
+        self._average([servers[n] for n in ids], [server_sgds[n] for n in ids], [rho[n] for n in ids], [self.server], [self.server_sgd])
+        if self.scheme in ("sfl", "fl"):
+            self._average(
+                [self.clients[n] for n in ids], [self.client_sgd[n] for n in ids], [rho[n] for n in ids],
+                self.clients, self.client_sgd,
+            )
+
+    def averaged(self, rho) -> list[Tensor]:
+        client = [sum(r * p.detach() for r, p in zip(rho, ps, strict=True)) for ps in zip(*(c.parameters() for c in self.clients), strict=True)]
+        return client + [p.detach() for p in self.server.parameters()]
+
+    def _feedback(self, back, rho):
+        if self.scheme == "fl":
+            return back
+        rows = {"sfl-ga": 1.0, "epsl": self.fraction}.get(self.scheme, 0.0)
+        rows = round(rows * len(next(iter(back.values()))))
+        mean = sum(rho[n] * g[:rows] for n, g in back.items())
+        return {n: torch.cat([self.wire(mean), self.wire(g[rows:])]) for n, g in back.items()}
+
+    def _sequential(self, batches):
+        for n in sorted(batches):
+            for x, y in batches[n]:
+                smashed = self.clients[n](x)
+                seen = self.wire(smashed.detach()).requires_grad_()
+                F.cross_entropy(self.server(seen), y).backward()
+                if self.server_sgd:
+                    self.server_sgd.step()
+                    self.server_sgd.zero_grad()
+                if self.client_sgd[n]:
+                    self.client_sgd[n].zero_grad()
+                    smashed.backward(self.wire(seen.grad))
+                    self.client_sgd[n].step()
+            for other in self.clients:
+                other.load_state_dict(self.clients[n].state_dict())
+            for k, other in enumerate(self.clients):
+                if k != n and self.client_sgd[n]:
+                    self.client_sgd[k] = self._copy_sgd(self.client_sgd[n], other)
+
+    def _copy_sgd(self, old, module):
+        if old is None:
+            return None
+        new = self.sgd(module)
+        for mine, theirs in zip(new.param_groups[0]["params"], old.param_groups[0]["params"], strict=True):
+            if "momentum_buffer" in old.state[theirs] and old.state[theirs]["momentum_buffer"] is not None:
+                new.state[mine]["momentum_buffer"] = old.state[theirs]["momentum_buffer"].clone()
+        return new
+
+    def _average(self, modules, sgds, rho, targets, target_sgds):
+        with torch.no_grad():
+            for params in zip(*(m.parameters() for m in modules), *(t.parameters() for t in targets), strict=True):
+                mean = sum(r * p for r, p in zip(rho, params, strict=False))
+                for target in params[len(modules):]:
+                    target.copy_(mean)
+        if sgds[0] is None:
+            return
+        buffers = [
+            [s.state[p].get("momentum_buffer") for p in s.param_groups[0]["params"]] for s in sgds
+        ]
+        for target in target_sgds:
+            for k, p in enumerate(target.param_groups[0]["params"]):
+                if buffers[0][k] is not None:
+                    target.state[p]["momentum_buffer"] = sum(r * b[k] for r, b in zip(rho, buffers, strict=True))

@@ -1,0 +1,200 @@
+"""The engine against the naive loop, and the identities between schemes, in float64 to 1e-10."""
+
+import numpy as np
+import pytest
+import torch
+from naive import NaiveRun
+from torch import nn
+
+from splitcast.config import SplitConfig, TrainConfig
+from splitcast.data.batches import draw_batches
+from splitcast.engine import simulator
+from splitcast.engine.simulator import Simulator
+from splitcast.schemes.schemes import scheme
+from splitcast.seeds import stream
+from splitcast.split import SplitModel
+
+SIZES = [30, 12, 5, 21]
+CLASSES = 3
+
+
+def blocks():
+    torch.manual_seed(3)
+    return [
+        nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh()),
+        nn.Flatten(),
+        nn.Sequential(nn.Linear(36, 7), nn.ReLU()),
+        nn.Linear(7, CLASSES),
+    ]
+
+
+def data(sizes):
+    rng = np.random.default_rng(5)
+    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, 6, 6)))
+    y = torch.from_numpy(rng.integers(CLASSES, size=sum(sizes)))
+    order = rng.permutation(sum(sizes))
+    return x, y, np.split(order, np.cumsum(sizes)[:-1])
+
+
+def engine(name, cut, tau, *, sizes=SIZES, split=None, **train):
+    x, y, parts = data(sizes)
+    config = TrainConfig(batch=6, local_steps=tau, lr=0.1, dtype="float64", **train)
+    model = SplitModel(blocks(), (1, 6, 6))
+    return Simulator(model, scheme(SplitConfig(scheme=name, **(split or {}))), cut, x, y, parts, config)
+
+
+def flat(sim):
+    params = sim.state.averaged(sim.weights)
+    return torch.cat([params[k].flatten() for k in sim.model.initial()])
+
+
+def run(sim, rounds=3):
+    for t in range(1, rounds + 1):
+        sim.round(t)
+    return flat(sim)
+
+
+def naive_after(sim, cut, rounds=3, **options):
+    """The naive run on the very batches the engine draws."""
+    ref = NaiveRun(blocks(), cut, sim.scheme.name, 0.1, sim.train.momentum, clients=len(sim.sizes), **options)
+    x, y, parts = data(sim.sizes)
+    for t in range(1, rounds + 1):
+        ids = sim._participants(t).tolist()
+        total = sum(len(parts[n]) for n in ids)
+        batches = {n: [] for n in ids}
+        for i in range(sim.train.local_steps):
+            drawn = draw_batches(sim.sizes, sim.train.batch, stream(sim.train.seed, "batch", t, i))
+            for n in ids:
+                rows = parts[n][drawn[n]]
+                batches[n].append((x[rows], y[rows]))
+        ref.round(batches, {n: len(parts[n]) / total for n in ids})
+    return torch.cat([p.flatten() for p in ref.averaged(sim.sizes / sim.sizes.sum())])
+
+
+def close(a, b):
+    return float((a - b).abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
+def test_engine_equals_the_naive_loop(name, cut, tau):
+    sim = engine(name, cut, tau)
+    assert close(run(sim), naive_after(sim, cut))
+
+
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "fl", "sl"])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_momentum_participation_and_dropout_equal_the_naive_loop(name, tau):
+    sim = engine(name, 2, tau, momentum=0.9, participation=0.8, dropout=0.3)
+    assert close(run(sim, 5), naive_after(sim, 2, 5))
+
+
+@pytest.mark.parametrize("name", ["sfl-ga", "psl", "epsl", "sfl"])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_identical_update_equals_the_naive_loop(name, tau):
+    sim = engine(name, 2, tau, split={"client_update": "identical"}, momentum=0.5)
+    assert close(run(sim), naive_after(sim, 2, identical=True))
+    assert sim.drift() == 0
+
+
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "epsl", "sl"])
+def test_fp16_on_both_links_equals_the_naive_loop(name):
+    sim = engine(name, 1, 3, split={"uplink_codec": "fp16", "downlink_codec": "fp16"})
+    assert close(run(sim), naive_after(sim, 1, fp16=True))
+
+
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_chunks_change_nothing(name, tau, monkeypatch):
+    whole = run(engine(name, 2, tau))
+    monkeypatch.setattr(simulator, "MEMORY_BYTES", 1)
+    assert close(run(engine(name, 2, tau)), whole)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_one_client_makes_every_split_scheme_plain_sgd(cut, tau):
+    results = [run(engine(name, cut, tau, sizes=[20])) for name in ("sfl-ga", "sfl", "psl", "epsl", "sl", "fl")]
+    x, y, parts = data([20])
+    module = nn.Sequential(*blocks()).double()
+    sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    for t in range(1, 4):
+        for i in range(tau):
+            rows = parts[0][draw_batches(np.array([20]), 6, stream(0, "batch", t, i))[0]]
+            sgd.zero_grad()
+            nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+            sgd.step()
+    plain = torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert all(close(result, plain) for result in results)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_sfl_is_fedavg_at_every_cut(cut, tau):
+    assert close(run(engine("sfl", cut, tau)), run(engine("fl", cut, tau)))
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize(("fraction", "other"), [(0.0, "psl"), (1.0, "sfl-ga")])
+def test_epsl_spans_psl_and_sfl_ga(cut, tau, fraction, other):
+    assert close(run(engine("epsl", cut, tau, split={"aggregate": fraction})), run(engine(other, cut, tau)))
+
+
+def test_clients_of_sfl_ga_drift_apart():
+    sim = engine("sfl-ga", 2, 1)
+    run(sim, 1)
+    halves = torch.cat([p.flatten(1) for p in sim.state.client.params.values()], 1)
+    by_hand = (halves - sim.weights @ halves).norm(dim=1).mean()
+    assert sim.drift() == pytest.approx(float(by_hand), rel=1e-12)
+    assert sim.drift() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "sl"])
+def test_moving_the_cut_changes_no_logit_and_keeps_momentum(name):
+    from splitcast.schemes.messages import Ledger
+
+    sim = engine(name, 2, 1, momentum=0.9)
+    run(sim, 2)
+    x, _, _ = data(SIZES)
+
+    def logits():
+        return sim.model.forward(sim.state.averaged(sim.weights), x, 0, sim.model.depth)
+
+    def momentum():
+        both = sim.state.client.mean(sim.weights).momentum | sim.state.server.momentum
+        return torch.cat([both[k].flatten() for k in sorted(both)])
+
+    for cut in (4, 1, 3, 2):
+        before, m_before = logits(), momentum()
+        sim.recut(cut, Ledger())
+        assert sim.state.cut == cut
+        assert close(logits(), before)
+        assert close(momentum(), m_before)
+    sim.round(3)
+
+
+def test_a_cut_moved_there_and_back_in_sfl_changes_nothing():
+    from splitcast.schemes.messages import Ledger
+
+    moved, still = engine("sfl", 1, 1), engine("sfl", 1, 1)
+    for t in range(1, 5):
+        moved.recut(1 + t % 4, Ledger())
+        moved.round(t)
+        still.round(t)
+    assert close(flat(moved), flat(still))
+
+
+def test_migration_bytes_by_hand():
+    from splitcast.schemes.messages import Ledger
+
+    sim = engine("sfl-ga", 1, 1)
+    sim.round(1)
+    ledger = Ledger()
+    sim.recut(2, ledger)  # block 2: 4*3*9 + 4 values broadcast
+    assert ledger.by_kind() == {"down.migration": 4 * 112}
+    ledger = Ledger()
+    sim.recut(1, ledger)  # and uploaded by each of the four clients, whose copies may differ
+    assert ledger.by_kind() == {"up.migration": 4 * 4 * 112}
