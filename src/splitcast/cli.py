@@ -1,0 +1,203 @@
+"""The command line: parse, call, print. Bad input is one line on stderr and exit code 2."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from splitcast.config import Config, load
+from splitcast.errors import SplitcastError
+
+HELP = """\
+splitcast trains a model in two halves, across many clients and one server, and counts what it costs.
+
+usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
+
+  train     train one scheme; write a run folder
+  compare   train several schemes on the same data and seeds; one table, one figure
+  profile   what each cut costs: parameters, traffic, FLOPs, privacy
+  data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
+  bench     measure speed as ratios in one run (splitcast bench engine)
+
+examples:
+  splitcast train --scheme sfl-ga --cut 1 --rounds 100
+  splitcast compare sfl-ga sfl psl --partition dirichlet --alpha 0.3 --out runs/skewed
+  splitcast train --config my.toml --lr 0.1
+"""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is printed."""
+
+    quiet: bool = False
+    """No progress, only the result."""
+    json: bool = False
+    """The result as JSON on stdout, nothing else."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train one scheme. Options override the values of --config FILE."""
+
+    settings: Config = field(default_factory=Config)
+    out: Path | None = None
+    """Run folder; must be new. Default: runs/<time>-<scheme>."""
+    resume: Path | None = None
+    """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the run folder (needs splitcast[track])."""
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Train several schemes with the same data and seeds. Finished runs in --out are kept, stopped ones go on."""
+
+    schemes: Annotated[tuple[str, ...], tyro.conf.Positional] = ("sfl-ga", "sfl", "psl")
+    """Schemes to compare."""
+    settings: Config = field(default_factory=Config)
+    out: Path = Path("runs/compare")
+    """Folder for one run folder per scheme and the figure."""
+    target: float | None = None
+    """Accuracy (0..1) for the columns "to target". Default: the highest whole per cent every scheme reaches."""
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What each cut of a model costs."""
+
+    arch: str = "cnn"
+    """cnn, cnn-small, or module:function building blocks from (input_shape, classes)."""
+    input_shape: tuple[int, ...] = (1, 28, 28)
+    """Shape of one sample."""
+    classes: int = 10
+    """Number of labels."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Fetch data sets, or list what is there."""
+
+    action: Annotated[str, tyro.conf.Positional]
+    """get or list."""
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """mnist, fashion-mnist or cifar10."""
+    cache: Path | None = None
+    """Cache folder. Default: $SPLITCAST_DATA, else ~/.cache/splitcast."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Speed as ratios measured in one run, medians of interleaved repetitions."""
+
+    what: Annotated[str, tyro.conf.Positional]
+    """engine."""
+    repeats: int = 7
+    """Interleaved repetitions per figure."""
+    json: bool = False
+    """Print one list of {"name", "value", "unit"} rows."""
+
+
+def train(options: TrainOptions) -> None:
+    from splitcast.show import run_training
+
+    run_training(options.settings, options.out, options.resume, options.tensorboard, options.output)
+
+
+def compare(options: CompareOptions) -> None:
+    from splitcast.show import run_comparison
+
+    run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
+
+
+def profile(options: ProfileOptions) -> None:
+    from splitcast.models import build
+    from splitcast.show import print_profile
+    from splitcast.split import as_rows
+
+    model = build(options.arch, options.input_shape, options.classes, seed=0)
+    if options.json:
+        print(json.dumps({"parameters": model.size, "cuts": as_rows(model.profile())}, indent=2))
+    else:
+        print_profile(model)
+
+
+def data(options: DataOptions) -> None:
+    from splitcast import data as datasets
+    from splitcast.errors import one_of
+
+    if one_of("action", options.action, ["get", "list"]) == "get":
+        print(f"ready: {datasets.fetch(options.name, options.cache)}")
+        return
+    for name in datasets.NAMES:
+        try:
+            images = datasets.load(name, options.cache)
+            print(f"{name:14} {len(images.train_y):6} train, {len(images.test_y):6} test, {images.classes} classes")
+        except SplitcastError:
+            print(f"{name:14} not fetched: splitcast data get {name}")
+
+
+def bench(options: BenchOptions) -> None:
+    from splitcast.bench import BENCHES
+    from splitcast.errors import one_of
+    from splitcast.show import print_bench
+
+    rows = BENCHES[one_of("bench", options.what, BENCHES)](options.repeats)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print_bench(rows)
+
+
+Command = Callable[[Any], None]
+COMMANDS: dict[str, tuple[type, Command]] = {
+    "train": (TrainOptions, train),
+    "compare": (CompareOptions, compare),
+    "profile": (ProfileOptions, profile),
+    "data": (DataOptions, data),
+    "bench": (BenchOptions, bench),
+}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of `splitcast`."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return
+    try:
+        name, *rest = arguments
+        if name not in COMMANDS:
+            raise SplitcastError(f"command: unknown {name!r}; choose one of {', '.join(COMMANDS)}")
+        kind, command = COMMANDS[name]
+        command(parse(kind, name, rest))
+    except SplitcastError as error:
+        print(f"splitcast: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("splitcast: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def parse(kind: type, name: str, args: list[str]) -> Any:
+    """Options of a command; ``--config FILE`` supplies the defaults of its settings."""
+    keywords: dict[str, Any] = {}
+    if "--config" in args:
+        at = args.index("--config")
+        if at + 1 >= len(args):
+            raise SplitcastError("config: --config needs a file name")
+        if "settings" not in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+            raise SplitcastError(f"config: {name} takes no --config")
+        keywords["default"] = kind(settings=load(Path(args[at + 1])))
+        args = args[:at] + args[at + 2 :]
+    return tyro.cli(
+        kind, prog=f"splitcast {name}", args=args, config=(tyro.conf.OmitArgPrefixes,), **keywords
+    )

@@ -1,0 +1,86 @@
+"""Several schemes on the same data with the same seeds: one table, one figure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from splitcast import data
+from splitcast.config import Config, to_toml, with_values
+from splitcast.errors import SplitcastError
+from splitcast.figures import plot_comparison
+from splitcast.records import RoundRecord, RunFolder
+from splitcast.run import OnRound, make_simulator, train
+
+Watch = Callable[[str, Config], OnRound | None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scheme in the comparison."""
+
+    name: str
+    accuracy: float
+    """test accuracy after the last round"""
+    megabytes: float
+    """bytes on the air of the whole run / 10^6"""
+    rounds_to_target: int | None
+    megabytes_to_target: float | None
+    drift: float
+
+
+def compare(
+    config: Config, schemes: Sequence[str], out: Path, watch: Watch = lambda name, config: None
+) -> dict[str, list[RoundRecord]]:
+    """Train every scheme, in a run folder each, and draw the figure. Finished runs are kept, stopped ones go on."""
+    if len(set(schemes)) != len(schemes) or not schemes:
+        raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
+    images = data.load(config.data.dataset)
+    configs = {name: with_values(config, scheme=name) for name in schemes}
+    for each in configs.values():  # refuse bad input before anything is trained
+        make_simulator(each, images)
+    runs = {}
+    for name, each in configs.items():
+        folder = RunFolder(out / name)
+        known = folder.config_file.is_file()
+        if known and to_toml(folder.config()) != to_toml(each):
+            raise SplitcastError(f"out: {folder.path} holds a run with another configuration; choose another folder")
+        if not folder.summary_file.is_file():
+            train(each, folder.path, resume=known, on_round=watch(name, each), images=images)
+        runs[name] = folder.rounds()
+    plot_comparison(runs, out / "comparison", title_of(config))
+    return runs
+
+
+def title_of(config: Config) -> str:
+    """What the runs of a comparison have in common, for people."""
+    spread = {
+        "iid": "IID",
+        "dirichlet": f"Dirichlet({config.data.alpha:g})",
+        "shards": f"{config.data.classes_per_client} classes per client",
+    }[config.data.partition]
+    return (
+        f"{config.data.dataset}, {spread}, {config.data.clients} clients, cut {config.split.cut}, "
+        f"batch {config.train.batch}, {config.train.local_steps} local step(s), lr {config.train.lr:g}"
+    )
+
+
+def rows(runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None) -> tuple[float, list[Row]]:
+    """The table, and the target accuracy: given, or the highest whole per cent that every run reaches."""
+    if target is None:
+        best = [max(r.test_accuracy or 0.0 for r in records) for records in runs.values()]
+        target = int(100 * min(best)) / 100
+    return target, [_row(name, records, target) for name, records in runs.items()]
+
+
+def _row(name: str, records: Sequence[RoundRecord], target: float) -> Row:
+    megabytes = list(accumulate((r.up_bytes + r.down_bytes) / 1e6 for r in records))
+    hit = next((k for k, r in enumerate(records) if (r.test_accuracy or 0.0) >= target), None)
+    return Row(
+        name=name,
+        accuracy=records[-1].test_accuracy or 0.0,
+        megabytes=megabytes[-1],
+        rounds_to_target=None if hit is None else records[hit].round,
+        megabytes_to_target=None if hit is None else megabytes[hit],
+        drift=records[-1].drift,
+    )

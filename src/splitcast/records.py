@@ -1,0 +1,164 @@
+"""A run folder: what was asked, what happened each round, where it stands, and how it ended.
+
+    config.toml              the configuration
+    rounds.jsonl             one line per round, nothing in it depends on the machine's speed
+    checkpoint.safetensors   all weights and optimiser state after some round
+    summary.json             written when the run is complete
+
+Every file but `rounds.jsonl` is written under a temporary name and renamed. `rounds.jsonl` is appended to; on resume
+it is cut back to the round of the checkpoint.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from splitcast.config import Config, load, to_toml
+from splitcast.engine.state import State
+from splitcast.errors import SplitcastError
+
+FORMAT = "splitcast-checkpoint-1"
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of `rounds.jsonl`."""
+
+    round: int
+    cut: int
+    clients: int
+    """how many took part"""
+    loss: float
+    """training loss, sum_n rho^n F^n"""
+    up_bytes: int
+    down_bytes: int
+    kinds: dict[str, int]
+    """bytes on the air per direction and kind"""
+    drift: float
+    """mean distance of the client halves from their average"""
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write under a temporary name, force to disk, rename."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RunFolder:
+    """Reads and writes one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.rounds_file = path / "rounds.jsonl"
+        self.checkpoint_file = path / "checkpoint.safetensors"
+        self.summary_file = path / "summary.json"
+
+    def create(self, config: Config) -> None:
+        """Start a new run in an empty or absent folder."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise SplitcastError(f"out: {self.path} is not empty; choose another folder, or --resume")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SplitcastError(f"out: cannot create {self.path}: {error.strerror}") from None
+        write_atomically(self.config_file, to_toml(config).encode())
+        self.rounds_file.touch()
+
+    def config(self) -> Config:
+        """The configuration of an existing run."""
+        if not self.config_file.is_file():
+            raise SplitcastError(f"run: {self.path} is not a run folder (it has no config.toml)")
+        return load(self.config_file)
+
+    def rounds(self) -> list[RoundRecord]:
+        """Every complete line of `rounds.jsonl`."""
+        return list(self._lines())
+
+    def _lines(self) -> Iterator[RoundRecord]:
+        if not self.rounds_file.is_file():
+            raise SplitcastError(f"run: {self.path} is not a run folder (it has no rounds.jsonl)")
+        for number, line in enumerate(self.rounds_file.read_text(encoding="utf-8").splitlines(keepends=True)):
+            if not line.endswith("\n"):
+                return  # the writer was stopped in the middle of this line
+            try:
+                yield RoundRecord(**json.loads(line))
+            except (ValueError, TypeError):
+                raise SplitcastError(f"run: {self.rounds_file} line {number + 1} is not a round") from None
+
+    def append(self, record: RoundRecord) -> None:
+        """Add a round."""
+        with self.rounds_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+    def rewind(self, round_: int) -> list[RoundRecord]:
+        """Drop the rounds after the checkpoint's and return the others."""
+        kept = [record for record in self.rounds() if record.round <= round_]
+        if len(kept) != round_:
+            raise SplitcastError(f"run: {self.rounds_file} has {len(kept)} of the {round_} rounds before resuming")
+        text = "".join(json.dumps(asdict(record)) + "\n" for record in kept)
+        write_atomically(self.rounds_file, text.encode())
+        return kept
+
+    def save(self, state: State, round_: int) -> None:
+        """Checkpoint the state after a round."""
+        tensors = {k: v.detach().contiguous() for k, v in state.tensors().items()}
+        metadata = {
+            "format": FORMAT,
+            "round": str(round_),
+            "cut": str(state.cut),
+            "stacked": str(state.client.stacked),
+            "digest": _digest(tensors),
+        }
+        write_atomically(self.checkpoint_file, save(tensors, metadata))
+
+    def restore(self) -> tuple[State, int]:
+        """The state and round of the checkpoint, verified."""
+        file = self.checkpoint_file
+        try:
+            with safe_open(file, framework="pt") as opened:
+                metadata = opened.metadata() or {}
+                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        except FileNotFoundError:
+            raise SplitcastError(f"checkpoint: {file} does not exist; nothing to resume") from None
+        except (SafetensorError, OSError) as error:
+            raise SplitcastError(f"checkpoint: {file} is corrupt or truncated ({error})") from None
+        if metadata.get("format") != FORMAT:
+            raise SplitcastError(f"checkpoint: {file} has format {metadata.get('format')}, not {FORMAT}")
+        if metadata["digest"] != _digest(tensors):
+            raise SplitcastError(f"checkpoint: {file} is corrupt (its contents do not match their digest)")
+        state = State.from_tensors(tensors, int(metadata["cut"]), metadata["stacked"] == "True")
+        return state, int(metadata["round"])
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary of a complete run."""
+        write_atomically(self.summary_file, (json.dumps(summary, indent=2) + "\n").encode())
+
+    def summary(self) -> dict[str, Any]:
+        """The summary of a complete run."""
+        if not self.summary_file.is_file():
+            raise SplitcastError(f"run: {self.path} is not complete (no summary.json); finish it with --resume")
+        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        return summary
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for key in sorted(tensors):
+        total.update(key.encode())
+        total.update(tensors[key].contiguous().flatten().numpy().tobytes())
+    return total.hexdigest()

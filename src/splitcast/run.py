@@ -1,0 +1,158 @@
+"""THE round loop: build the parts a configuration names, train, record every round.
+
+Read this first; everything else is a part of it.
+"""
+
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from splitcast import data
+from splitcast.config import Config
+from splitcast.data import ImageData
+from splitcast.engine.simulator import RoundReport, Simulator
+from splitcast.errors import SplitcastError, one_of
+from splitcast.models import build
+from splitcast.records import RoundRecord, RunFolder
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.schemes import scheme
+from splitcast.seeds import stream, torch_seed
+from splitcast.split import SplitModel
+
+OnRound = Callable[[RoundRecord], None]
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    rounds: list[RoundRecord]
+    summary: dict[str, Any]
+    simulator: Simulator
+
+
+def train(
+    config: Config,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    images: ImageData | None = None,
+    model: SplitModel | None = None,
+) -> Result:
+    """Train as ``config`` says; write a run folder if ``out`` is given.
+
+    ``images`` and ``model`` stand in for the data set and architecture that the configuration names.
+
+    >>> from splitcast.config import Config, ModelConfig, TrainConfig
+    >>> quick = Config(model=ModelConfig(arch="cnn-small"), train=TrainConfig(rounds=2))
+    >>> result = train(quick)
+    >>> [record.round for record in result.rounds], result.summary["rounds"]
+    ([1, 2], 2)
+    """
+    images = images or data.load(config.data.dataset)
+    simulator = make_simulator(config, images, model)
+    folder = RunFolder(out) if out else None
+    records: list[RoundRecord] = []
+    if folder and resume:
+        simulator.state, done = folder.restore()
+        records = folder.rewind(done)
+    elif folder:
+        folder.create(config)
+        folder.save(simulator.state, 0)
+
+    dtype = DTYPES[config.train.dtype]
+    test_x, test_y = images.test_x.to(dtype), images.test_y
+    started = time.perf_counter()
+    for t in range(len(records) + 1, config.train.rounds + 1):
+        report = simulator.round(t, Ledger())
+        if not math.isfinite(report.loss):
+            raise SplitcastError(
+                f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
+            )
+        last = t == config.train.rounds
+        tested = simulator.evaluate(test_x, test_y) if last or t % config.train.eval_every == 0 else None
+        records.append(_record(t, simulator, report, tested))
+        if folder:
+            folder.append(records[-1])
+            if last or t % config.train.checkpoint_every == 0:
+                folder.save(simulator.state, t)
+        if on_round:
+            on_round(records[-1])
+    summary = summarise(config, records, time.perf_counter() - started)
+    if folder:
+        folder.finish(summary)
+    return Result(records, summary, simulator)
+
+
+def make_simulator(config: Config, images: ImageData, model: SplitModel | None = None) -> Simulator:
+    """The parts a configuration names, put together."""
+    seed, spread = config.train.seed, config.data
+    parts = data.partition(
+        images.train_y.numpy(),
+        spread.clients,
+        spread.partition,
+        alpha=spread.alpha,
+        classes_per_client=spread.classes_per_client,
+        sizes=spread.sizes,
+        rng=stream(seed, "data"),
+    )
+    dtype = DTYPES[one_of("dtype", config.train.dtype, DTYPES)]
+    model = model or build(
+        config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model")
+    )
+    return Simulator(
+        model,
+        scheme(config.split),
+        config.split.cut,
+        images.train_x.to(dtype),
+        images.train_y,
+        parts,
+        config.train,
+    )
+
+
+def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dict[str, Any]:
+    """What a reader wants to know first."""
+    tested = [r for r in records if r.test_accuracy is not None]
+    return {
+        "scheme": config.split.scheme,
+        "cut": config.split.cut,
+        "rounds": len(records),
+        "accuracy": tested[-1].test_accuracy,
+        "best_accuracy": max(r.test_accuracy or 0.0 for r in tested),
+        "loss": records[-1].loss,
+        "drift": records[-1].drift,
+        "up_bytes": sum(r.up_bytes for r in records),
+        "down_bytes": sum(r.down_bytes for r in records),
+        "seconds_of_this_session": round(seconds, 3),
+        "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
+        "python": platform.python_version(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _record(
+    t: int, simulator: Simulator, report: RoundReport, tested: tuple[float, float] | None
+) -> RoundRecord:
+    return RoundRecord(
+        round=t,
+        cut=simulator.state.cut,
+        clients=len(report.clients),
+        loss=report.loss,
+        up_bytes=report.ledger.total("up"),
+        down_bytes=report.ledger.total("down"),
+        kinds=report.ledger.by_kind(),
+        drift=simulator.drift(),
+        test_loss=tested[0] if tested else None,
+        test_accuracy=tested[1] if tested else None,
+    )

@@ -1,0 +1,179 @@
+"""What a person sees in the terminal: progress, tables, results."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from splitcast import compare as comparison
+from splitcast.bench import Row as BenchRow
+from splitcast.config import Config
+from splitcast.errors import SplitcastError
+from splitcast.records import RoundRecord, RunFolder
+from splitcast.run import OnRound, train
+from splitcast.split import SplitModel
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Output(Protocol):
+    """How much to print."""
+
+    @property
+    def quiet(self) -> bool: ...
+    @property
+    def json(self) -> bool: ...
+
+
+class Watch:
+    """A progress bar per run with accuracy, MB and rounds per second."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description:8}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+    def __call__(self, name: str, config: Config) -> OnRound:
+        task = self.progress.add_task(name, total=config.train.rounds, status="")
+        state = {"bytes": 0, "started": time.perf_counter(), "accuracy": "", "rounds": 0}
+
+        def show(record: RoundRecord) -> None:
+            state["bytes"] += record.up_bytes + record.down_bytes
+            state["rounds"] += 1
+            if record.test_accuracy is not None:
+                state["accuracy"] = f"{100 * record.test_accuracy:5.2f} %"
+            speed = state["rounds"] / (time.perf_counter() - state["started"])
+            status = f"{state['accuracy']:>8}  {state['bytes'] / 1e6:8.1f} MB  {speed:5.1f} rounds/s"
+            self.progress.update(task, completed=record.round, status=status)
+
+        return show
+
+
+def run_training(
+    config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output
+) -> None:
+    """`splitcast train`."""
+    if resume:
+        if config != Config() or out:
+            raise SplitcastError("resume: takes its settings from the run folder; leave the other options out")
+        config, folder = RunFolder(resume).config(), resume
+    else:
+        folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
+    watchers: list[OnRound] = []
+    if tensorboard:
+        watchers.append(_tensorboard(folder))
+    watch = Watch()
+    if not (output.quiet or output.json):
+        watchers.append(watch(config.split.scheme, config))
+    with watch.progress:
+        result = train(
+            config, folder, resume=resume is not None, on_round=lambda r: [w(r) for w in watchers] and None
+        )
+    summary = result.summary
+    if output.json:
+        print(json.dumps(summary | {"folder": str(folder)}))
+    else:
+        megabytes = (summary["up_bytes"] + summary["down_bytes"]) / 1e6
+        print(
+            f"{summary['scheme']}: {100 * summary['accuracy']:.2f} % after {summary['rounds']} rounds, "
+            f"{megabytes:.1f} MB, drift {summary['drift']:.3g}; run folder {folder}"
+        )
+
+
+def run_comparison(
+    config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output
+) -> None:
+    """`splitcast compare`."""
+    watch = Watch()
+    with watch.progress:
+        silent = output.quiet or output.json
+        runs = (
+            comparison.compare(config, schemes, out)
+            if silent
+            else comparison.compare(config, schemes, out, watch)
+        )
+    target, rows = comparison.rows(runs, target)
+    if output.json:
+        print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))
+        return
+    goal = f"to {100 * target:g} %"
+    table = Table(title=comparison.title_of(config))
+    for heading in ("scheme", "accuracy", "MB", f"rounds {goal}", f"MB {goal}", "drift"):
+        table.add_column(heading, justify="left" if heading == "scheme" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{100 * row.accuracy:.2f} %",
+            f"{row.megabytes:.1f}",
+            "never" if row.rounds_to_target is None else str(row.rounds_to_target),
+            "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
+            f"{row.drift:.3g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"figure: {out / 'comparison.png'}", highlight=False)
+
+
+def print_profile(model: SplitModel) -> None:
+    """`splitcast profile`."""
+    table = Table(title=f"{model.size:,} parameters; traffic and FLOPs per sample")
+    headings = ("cut", "φ(v)", "φ/q", "privacy", "smashed", "client fwd", "client bwd", "server fwd", "server bwd")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in model.profile():
+        table.add_row(
+            str(row.cut),
+            f"{row.client_parameters:,}",
+            f"{row.client_fraction:.4g}",
+            f"{row.privacy:.4g}",
+            f"{row.smashed_values:,}",
+            *(
+                f"{flops / 1e6:.3f} M"
+                for flops in (
+                    row.client_forward_flops,
+                    row.client_backward_flops,
+                    row.server_forward_flops,
+                    row.server_backward_flops,
+                )
+            ),
+        )
+    Console().print(table)
+
+
+def print_bench(rows: Sequence[BenchRow]) -> None:
+    """`splitcast bench`."""
+    table = Table()
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    for row in rows:
+        table.add_row(row.name, f"{row.value:.4g}", row.unit)
+    Console().print(table)
+
+
+def _tensorboard(folder: Path) -> OnRound:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SplitcastError("tensorboard: not installed; pip install 'splitcast[track]'") from None
+    writer: SummaryWriter = SummaryWriter(str(folder.with_name(folder.name + "-events")))
+
+    def write(record: RoundRecord) -> None:
+        for key in ("loss", "drift", "up_bytes", "down_bytes", "test_loss", "test_accuracy"):
+            value = getattr(record, key)
+            if value is not None:
+                writer.add_scalar(key, value, record.round)
+
+    return write
