@@ -21,10 +21,13 @@ class NaiveRun:
         self.wire = half_precision if fp16 else lambda x: x
         self.server = whole[cut:]
         self.clients = [copy.deepcopy(whole[:cut]) for _ in range(clients)]
-        sgd = lambda module: torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum) if len(list(module.parameters())) else None
-        self.sgd = sgd
-        self.client_sgd = [sgd(c) for c in self.clients]
-        self.server_sgd = sgd(self.server)
+        self.lr, self.momentum = lr, momentum
+        self.client_sgd = [self.sgd(c) for c in self.clients]
+        self.server_sgd = self.sgd(self.server)
+
+    def sgd(self, module):
+        params = list(module.parameters())
+        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum) if params else None
 
     def round(self, batches, rho):
         """``batches[n][i]`` is (x, y) of client n at step i; only clients in the dict take part."""
@@ -59,15 +62,27 @@ class NaiveRun:
             for n in ids:
                 if self.client_sgd[n]:
                     self.client_sgd[n].step()
-        self._average([servers[n] for n in ids], [server_sgds[n] for n in ids], [rho[n] for n in ids], [self.server], [self.server_sgd])
+        self._average(
+            [servers[n] for n in ids],
+            [server_sgds[n] for n in ids],
+            [rho[n] for n in ids],
+            [self.server],
+            [self.server_sgd],
+        )
         if self.scheme in ("sfl", "fl"):
             self._average(
-                [self.clients[n] for n in ids], [self.client_sgd[n] for n in ids], [rho[n] for n in ids],
-                self.clients, self.client_sgd,
+                [self.clients[n] for n in ids],
+                [self.client_sgd[n] for n in ids],
+                [rho[n] for n in ids],
+                self.clients,
+                self.client_sgd,
             )
 
     def averaged(self, rho) -> list[Tensor]:
-        client = [sum(r * p.detach() for r, p in zip(rho, ps, strict=True)) for ps in zip(*(c.parameters() for c in self.clients), strict=True)]
+        client = [
+            sum(r * p.detach() for r, p in zip(rho, ps, strict=True))
+            for ps in zip(*(c.parameters() for c in self.clients), strict=True)
+        ]
         return client + [p.detach() for p in self.server.parameters()]
 
     def _feedback(self, back, rho):
@@ -110,13 +125,11 @@ class NaiveRun:
         with torch.no_grad():
             for params in zip(*(m.parameters() for m in modules), *(t.parameters() for t in targets), strict=True):
                 mean = sum(r * p for r, p in zip(rho, params, strict=False))
-                for target in params[len(modules):]:
+                for target in params[len(modules) :]:
                     target.copy_(mean)
         if sgds[0] is None:
             return
-        buffers = [
-            [s.state[p].get("momentum_buffer") for p in s.param_groups[0]["params"]] for s in sgds
-        ]
+        buffers = [[s.state[p].get("momentum_buffer") for p in s.param_groups[0]["params"]] for s in sgds]
         for target in target_sgds:
             for k, p in enumerate(target.param_groups[0]["params"]):
                 if buffers[0][k] is not None:

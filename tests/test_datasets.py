@@ -232,10 +232,7 @@ def test_when_all_sources_fail_each_is_named_with_its_reason(tmp_path):
         fetch("mnist", tmp_path, recipe=tiny_recipe(*sources, giving({}, "third")), report=quiet)
     message = one_line(caught)
     assert "'mnist'" in message
-    assert (
-        "first site (timed out); second site (two lines); third (train-images-idx3-ubyte is missing)"
-        in message
-    )
+    assert "first site (timed out); second site (two lines); third (train-images-idx3-ubyte is missing)" in message
     assert list(tmp_path.iterdir()) == []
 
 
@@ -344,9 +341,7 @@ def test_a_failing_or_absent_client_says_why(tmp_path, monkeypatch):
         fetch(
             "mnist",
             tmp_path / "cache",
-            recipe=tiny_recipe(
-                npm("digits@1", "package", ("a",), dict), debian("digits", "usr", ("a",), dict)
-            ),
+            recipe=tiny_recipe(npm("digits@1", "package", ("a",), dict), debian("digits", "usr", ("a",), dict)),
             report=quiet,
         )
     assert "npm package digits@1 (npm error 404 Not Found)" in one_line(caught)

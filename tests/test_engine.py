@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from naive import NaiveRun
 from torch import nn
 
+from naive import NaiveRun
 from splitcast.config import SplitConfig, TrainConfig
 from splitcast.data.batches import draw_batches
 from splitcast.engine import simulator
@@ -107,9 +107,10 @@ def test_fp16_on_both_links_equals_the_naive_loop(name):
 
 @pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
 @pytest.mark.parametrize("tau", [1, 3])
-def test_chunks_change_nothing(name, tau, monkeypatch):
+@pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "GRADIENT_BYTES"])
+def test_chunks_change_nothing(name, tau, budget, monkeypatch):
     whole = run(engine(name, 2, tau))
-    monkeypatch.setattr(simulator, "MEMORY_BYTES", 1)
+    monkeypatch.setattr(simulator, budget, 1)
     assert close(run(engine(name, 2, tau)), whole)
 
 

@@ -53,9 +53,7 @@ def test_shards_give_exactly_k_classes_whenever_that_is_possible(problem, sizes,
     counts = np.unique(labels, return_counts=True)[1]
     k = data.draw(st.integers(1, len(counts)))
     rng = np.random.default_rng(seed)
-    held = classes_held(
-        labels, partition(labels, clients, "shards", classes_per_client=k, sizes=sizes, rng=rng)
-    )
+    held = classes_held(labels, partition(labels, clients, "shards", classes_per_client=k, sizes=sizes, rng=rng))
     places = np.minimum(counts, clients).sum()  # a class can go to as many clients as it has rows
     if places >= clients * k:
         assert (held == k).all()
@@ -121,8 +119,7 @@ def test_unequal_sizes_spread_as_a_log_normal():
 def test_same_seed_same_partition(problem, kind, seed):
     labels, clients = problem
     first, second = (
-        partition(labels, clients, kind, classes_per_client=1, rng=np.random.default_rng(seed))
-        for _ in range(2)
+        partition(labels, clients, kind, classes_per_client=1, rng=np.random.default_rng(seed)) for _ in range(2)
     )
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
@@ -177,9 +174,7 @@ def test_batches_lie_within_the_client_and_repeat_only_if_they_must(sizes, batch
 @settings(deadline=None)
 def test_a_clients_batch_does_not_depend_on_other_sizes(sizes, batch, seed):
     rows = draw_batches(np.array(sizes), batch, np.random.default_rng(seed))
-    others = draw_batches(
-        np.array([sizes[0], *(s + 7 for s in sizes[1:])]), batch, np.random.default_rng(seed)
-    )
+    others = draw_batches(np.array([sizes[0], *(s + 7 for s in sizes[1:])]), batch, np.random.default_rng(seed))
     assert np.array_equal(rows[0], others[0])
 
 

@@ -198,6 +198,4 @@ def parse(kind: type, name: str, args: list[str]) -> Any:
             raise SplitcastError(f"config: {name} takes no --config")
         keywords["default"] = kind(settings=load(Path(args[at + 1])))
         args = args[:at] + args[at + 2 :]
-    return tyro.cli(
-        kind, prog=f"splitcast {name}", args=args, config=(tyro.conf.OmitArgPrefixes,), **keywords
-    )
+    return tyro.cli(kind, prog=f"splitcast {name}", args=args, config=(tyro.conf.OmitArgPrefixes,), **keywords)

@@ -38,7 +38,7 @@ def _one_line(error: pydantic.ValidationError) -> str:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
     """A frozen pydantic dataclass whose validation errors are one-line `SplitcastError`s."""
-    made = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
+    made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
     init: Callable[..., None] = made.__init__
 
     @wraps(init)
@@ -48,8 +48,9 @@ def section(cls: type[T]) -> type[T]:
         except pydantic.ValidationError as error:
             raise SplitcastError(_one_line(error)) from None
 
-    made.__init__ = checked  # type: ignore[method-assign]
-    return made
+    made.__init__ = checked
+    validated: type[T] = made
+    return validated
 
 
 @section
@@ -190,9 +191,7 @@ def from_toml(text: str, source: str = "config") -> Config:
         allowed = [f.name for f in fields(kind)]
         for key in values:
             if key not in allowed:
-                raise SplitcastError(
-                    f"{source}: unknown key {key!r} in [{name}]; allowed are {', '.join(allowed)}"
-                )
+                raise SplitcastError(f"{source}: unknown key {key!r} in [{name}]; allowed are {', '.join(allowed)}")
         parts[name] = kind(**values)
     return Config(**parts)
 

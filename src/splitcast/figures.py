@@ -24,7 +24,10 @@ def accuracy_curves(records: Sequence[RoundRecord]) -> dict[str, Curve]:
     megabytes = list(accumulate((r.up_bytes + r.down_bytes) / 1e6 for r in records))
     tested = [(r, mb) for r, mb in zip(records, megabytes, strict=True) if r.test_accuracy is not None]
     accuracy = [100 * (r.test_accuracy or 0.0) for r, _ in tested]
-    return {"rounds": ([float(r.round) for r, _ in tested], accuracy), "MB": ([mb for _, mb in tested], accuracy)}
+    return {
+        "rounds": ([float(r.round) for r, _ in tested], accuracy),
+        "MB": ([mb for _, mb in tested], accuracy),
+    }
 
 
 def plot_comparison(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: str) -> None:
@@ -32,7 +35,11 @@ def plot_comparison(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title
     curves = {name: accuracy_curves(records) for name, records in runs.items()}
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
     _lines(axes[0], {name: curve["rounds"] for name, curve in curves.items()}, "communication rounds")
-    _lines(axes[1], {name: curve["MB"] for name, curve in curves.items()}, "data on the air (MB, both directions)")
+    _lines(
+        axes[1],
+        {name: curve["MB"] for name, curve in curves.items()},
+        "data on the air (MB, both directions)",
+    )
     spread = [max(curve["MB"][0]) for curve in curves.values()]
     if max(spread) > 8 * min(spread):
         axes[1].set_xscale("log")
@@ -59,5 +66,3 @@ def _lines(axes: Axes, curves: Mapping[str, Curve], xlabel: str) -> None:
         )
     axes.set_xlabel(xlabel)
     axes.grid(alpha=0.3)
-
-

@@ -107,9 +107,7 @@ def make_simulator(config: Config, images: ImageData, model: SplitModel | None =
         rng=stream(seed, "data"),
     )
     dtype = DTYPES[one_of("dtype", config.train.dtype, DTYPES)]
-    model = model or build(
-        config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model")
-    )
+    model = model or build(config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model"))
     return Simulator(
         model,
         scheme(config.split),
@@ -141,9 +139,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
     }
 
 
-def _record(
-    t: int, simulator: Simulator, report: RoundReport, tested: tuple[float, float] | None
-) -> RoundRecord:
+def _record(t: int, simulator: Simulator, report: RoundReport, tested: tuple[float, float] | None) -> RoundRecord:
     return RoundRecord(
         round=t,
         cut=simulator.state.cut,

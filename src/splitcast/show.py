@@ -20,7 +20,7 @@ from splitcast.run import OnRound, train
 from splitcast.split import SplitModel
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    pass
 
 
 class Output(Protocol):
@@ -47,23 +47,22 @@ class Watch:
 
     def __call__(self, name: str, config: Config) -> OnRound:
         task = self.progress.add_task(name, total=config.train.rounds, status="")
-        state = {"bytes": 0, "started": time.perf_counter(), "accuracy": "", "rounds": 0}
+        started, seen, sent, accuracy = time.perf_counter(), 0, 0, ""
 
         def show(record: RoundRecord) -> None:
-            state["bytes"] += record.up_bytes + record.down_bytes
-            state["rounds"] += 1
+            nonlocal seen, sent, accuracy
+            seen += 1
+            sent += record.up_bytes + record.down_bytes
             if record.test_accuracy is not None:
-                state["accuracy"] = f"{100 * record.test_accuracy:5.2f} %"
-            speed = state["rounds"] / (time.perf_counter() - state["started"])
-            status = f"{state['accuracy']:>8}  {state['bytes'] / 1e6:8.1f} MB  {speed:5.1f} rounds/s"
+                accuracy = f"{100 * record.test_accuracy:5.2f} %"
+            speed = seen / (time.perf_counter() - started)
+            status = f"{accuracy:>8}  {sent / 1e6:8.1f} MB  {speed:5.1f} rounds/s"
             self.progress.update(task, completed=record.round, status=status)
 
         return show
 
 
-def run_training(
-    config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output
-) -> None:
+def run_training(config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output) -> None:
     """`splitcast train`."""
     if resume:
         if config != Config() or out:
@@ -77,10 +76,13 @@ def run_training(
     watch = Watch()
     if not (output.quiet or output.json):
         watchers.append(watch(config.split.scheme, config))
+
+    def on_round(record: RoundRecord) -> None:
+        for watcher in watchers:
+            watcher(record)
+
     with watch.progress:
-        result = train(
-            config, folder, resume=resume is not None, on_round=lambda r: [w(r) for w in watchers] and None
-        )
+        result = train(config, folder, resume=resume is not None, on_round=on_round)
     summary = result.summary
     if output.json:
         print(json.dumps(summary | {"folder": str(folder)}))
@@ -92,18 +94,12 @@ def run_training(
         )
 
 
-def run_comparison(
-    config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output
-) -> None:
+def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output) -> None:
     """`splitcast compare`."""
     watch = Watch()
     with watch.progress:
         silent = output.quiet or output.json
-        runs = (
-            comparison.compare(config, schemes, out)
-            if silent
-            else comparison.compare(config, schemes, out, watch)
-        )
+        runs = comparison.compare(config, schemes, out) if silent else comparison.compare(config, schemes, out, watch)
     target, rows = comparison.rows(runs, target)
     if output.json:
         print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))
@@ -129,7 +125,17 @@ def run_comparison(
 def print_profile(model: SplitModel) -> None:
     """`splitcast profile`."""
     table = Table(title=f"{model.size:,} parameters; traffic and FLOPs per sample")
-    headings = ("cut", "φ(v)", "φ/q", "privacy", "smashed", "client fwd", "client bwd", "server fwd", "server bwd")
+    headings = (
+        "cut",
+        "φ(v)",
+        "φ/q",
+        "privacy",
+        "smashed",
+        "client fwd",
+        "client bwd",
+        "server fwd",
+        "server bwd",
+    )
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in model.profile():

@@ -23,7 +23,11 @@ from splitcast.schemes.schemes import scheme
 from splitcast.split import SplitModel
 
 SHAPE, CLASSES, LR = (1, 28, 28), 10, 0.01
-CASES: list[tuple[int, int, tuple[int, ...]]] = [(10, 32, (1, 2, 3, 4)), (100, 4, (1, 2, 3, 4)), (1000, 1, (1, 2))]
+CASES: list[tuple[int, int, tuple[int, ...]]] = [
+    (10, 32, (1, 2, 3, 4)),
+    (100, 4, (1, 2, 3, 4)),
+    (1000, 1, (1, 2)),
+]
 """Clients, batch, cuts."""
 
 
@@ -43,9 +47,7 @@ def engine(repeats: int) -> list[Row]:
 def _ratios(clients: int, batch: int, cuts: tuple[int, ...], repeats: int) -> list[Row]:
     model = build("cnn", SHAPE, CLASSES, seed=0)
     x, y = _samples(2 * clients * batch)
-    turns: dict[str, Callable[[], object]] = {
-        "central": _central(model, x[: clients * batch], y[: clients * batch])
-    }
+    turns: dict[str, Callable[[], object]] = {"central": _central(model, x[: clients * batch], y[: clients * batch])}
     for name in ("sfl-ga", "sfl"):
         for cut in cuts:
             turns[f"{name}.cut{cut}"] = _round(_simulator(model, name, cut, clients, batch, x, y))
@@ -65,9 +67,7 @@ def _samples(count: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
-def _simulator(
-    model: SplitModel, name: str, cut: int, clients: int, batch: int, x: Tensor, y: Tensor
-) -> Simulator:
+def _simulator(model: SplitModel, name: str, cut: int, clients: int, batch: int, x: Tensor, y: Tensor) -> Simulator:
     parts = np.split(np.arange(len(y)), clients)
     return Simulator(model, scheme(SplitConfig(scheme=name)), cut, x, y, parts, TrainConfig(batch=batch, lr=LR))
 

@@ -52,9 +52,7 @@ def load(name: str, cache: str | Path | None = None) -> ImageData:
     one_of("dataset", name, NAMES)
     path = EMBEDDED if name == "mnist-mini" else cache_folder(cache) / f"{name}.npz"
     if not path.exists():
-        raise SplitcastError(
-            f"dataset = {name!r}: not in {path.parent}; get it with: splitcast data get {name}"
-        )
+        raise SplitcastError(f"dataset = {name!r}: not in {path.parent}; get it with: splitcast data get {name}")
     try:
         return _read(path, name)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -85,9 +83,7 @@ def _read(path: Path, name: str) -> ImageData:
         return ImageData(images("train_x"), train_y, images("test_x"), test_y, classes, name)
 
 
-def from_tensors(
-    train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, name: str = "custom"
-) -> ImageData:
+def from_tensors(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, name: str = "custom") -> ImageData:
     """The user's own images (n, C, H, W) and integer labels (n,); values are kept, as float32 and int64."""
     train_x, train_y = _checked("train", train_x, train_y)
     test_x, test_y = _checked("test", test_x, test_y)
@@ -123,18 +119,14 @@ def _checked(split: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def _stacked(split: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     if not isinstance(dataset, Sized) or len(dataset) == 0:
-        raise SplitcastError(
-            f"{split}: {type(dataset).__name__} has no items; allowed is a dataset with a length"
-        )
+        raise SplitcastError(f"{split}: {type(dataset).__name__} has no items; allowed is a dataset with a length")
     x, y = torch.empty(0), torch.empty(len(dataset), dtype=torch.int64)
     for i in range(len(dataset)):
         try:
             image, label = dataset[i]
             image, number = torch.as_tensor(image), torch.as_tensor(label)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise SplitcastError(
-                f"{split}[{i}]: allowed is (image tensor, integer label); {error}"
-            ) from error
+            raise SplitcastError(f"{split}[{i}]: allowed is (image tensor, integer label); {error}") from error
         if i == 0:
             x = torch.empty((len(dataset), *image.shape))
         if image.shape != x.shape[1:] or number.ndim or number.is_floating_point():

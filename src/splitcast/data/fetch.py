@@ -34,9 +34,7 @@ def fetch(
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(
-            dir=folder, prefix=".get-"
-        )  # same disk, so renaming is atomic
+        temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".get-")  # same disk, so renaming is atomic
     except OSError as error:
         raise SplitcastError(f"cache = {str(folder)!r}: allowed is a folder to write in ({error})") from error
     with temporary as scratch, _bar() if report is None else _given(report) as tell:

@@ -4,31 +4,27 @@ A partition is found in three steps: how many rows each client gets (`sizes`), w
 (`kind`), and at last which rows, always a random choice within a label.
 """
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splitcast.errors import SplitcastError, one_of
 
-Kind = Literal["iid", "dirichlet", "shards"]
-Sizes = Literal["equal", "unequal"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-KINDS: tuple[Kind, ...] = ("iid", "dirichlet", "shards")
-SIZES: tuple[Sizes, ...] = ("equal", "unequal")
+KINDS = ("iid", "dirichlet", "shards")
+SIZES = ("equal", "unequal")
 FIT_SWEEPS = 50
 
 
 def partition(
     labels: ArrayLike,
     clients: int,
-    kind: Kind,
+    kind: str,
     *,
     alpha: float = 0.5,
     classes_per_client: int = 2,
-    sizes: Sizes = "equal",
+    sizes: str = "equal",
     rng: np.random.Generator,
 ) -> list[Ints]:
     """Row numbers of each client: `clients` ascending arrays, disjoint, none empty.
@@ -72,9 +68,7 @@ def partition(
     return _gather(order, owner, clients)
 
 
-def _check(
-    n: int, classes: int, clients: int, kind: str, alpha: float, classes_per_client: int, sizes: str
-) -> None:
+def _check(n: int, classes: int, clients: int, kind: str, alpha: float, classes_per_client: int, sizes: str) -> None:
     one_of("kind", kind, KINDS)
     one_of("sizes", sizes, SIZES)
     if not 1 <= clients <= n:

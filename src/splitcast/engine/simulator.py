@@ -2,7 +2,7 @@
 
 Where the client halves are equal, and on the server when there is one local step, all clients' samples go through
 one concatenated pass, and the weighted gradient is exact by linearity. Where copies differ they are stacked and
-run together. Clients are taken in chunks, so that activations and gradients stay within `MEMORY_BYTES`
+run together. Clients are taken in chunks, so that activations and gradients stay within a budget
 whatever N is.
 
 A round, for i = 1..tau: each client draws b rows, runs its half, uploads codec(S^n) and labels; the server runs
@@ -28,8 +28,11 @@ from splitcast.schemes.schemes import Scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import SplitModel
 
-MEMORY_BYTES = 2**29
-"""Budget of saved activations, and of stacked gradients, per chunk of clients."""
+ACTIVATION_BYTES = 2**29
+"""Budget of the activations that are kept for the backward pass."""
+GRADIENT_BYTES = 2**25
+"""Budget of the stacked gradients of a chunk: up to this size the C library hands freed memory out again, beyond
+it every step pays for fresh pages, which costs more than the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Simulator:
         """Loss and accuracy of the averaged model."""
         params = self.state.averaged(self.weights)
         loss, right = 0.0, 0
-        for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
+        for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
             logits = self.model.forward(params, xs, 0, self.model.depth)
             loss += float(F.cross_entropy(logits, ys, reduction="sum"))
             right += int((logits.argmax(1) == ys).sum())
@@ -192,6 +195,7 @@ class Simulator:
     ) -> float:
         """One local step of the clients ``ids``; returns their share of the loss, sum_n rho^n F^n."""
         model, scheme, cut = self.model, self.scheme, self.state.cut
+        keep = rows.numel() * self._sample_bytes <= ACTIVATION_BYTES or len(chunks) == 1
         passes: list[tuple[Tensor, dict[str, Tensor]]] = []
         grads: list[Tensor] = []
         loss = 0.0
@@ -202,7 +206,7 @@ class Simulator:
             losses, grad = server_pass(model, cut, server, seen, labels, rho[chunk], chunk, self._descent)
             loss += float(rho[chunk] @ losses)
             grads.append(grad)
-            if len(chunks) == 1:
+            if keep:
                 passes.append((smashed, leaves))
         scheme.send_smashed((self.train.batch, *model.smashed_shape(cut)), self.classes, ledger, ids)
         all_grads = grads[0] if len(grads) == 1 else torch.cat(grads)
@@ -212,10 +216,8 @@ class Simulator:
         else:
             received = scheme.feedback.reply(all_grads, rho, scheme.downlink, ledger, ids)
         for chunk in chunks:
-            # with several chunks the graphs would not fit together: run the clients' half again
-            smashed, leaves = (
-                passes.pop() if passes else client_forward(model, cut, client, self.x[rows[chunk]], chunk)
-            )
+            # where the graphs do not fit into memory together, the clients' half runs again
+            smashed, leaves = passes.pop(0) if keep else client_forward(model, cut, client, self.x[rows[chunk]], chunk)
             back = received[chunk] if len(received) > 1 else received
             client_backward(client, smashed, leaves, back, rho[chunk], chunk, self._descent)
         return loss
@@ -228,8 +230,10 @@ class Simulator:
         """
         phi = self.model.client_size(self.state.cut)
         values = (phi if stacks_client else 0) + (self.model.size - phi if self.train.local_steps > 1 else 0)
-        bytes_each = max(self.train.batch * self._sample_bytes, 4 * values)
-        size = max(1, MEMORY_BYTES // bytes_each)
+        size = ACTIVATION_BYTES // (self.train.batch * self._sample_bytes)
+        if values:
+            size = min(size, GRADIENT_BYTES // (4 * values))
+        size = max(1, size)
         spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
         if mixes:
             return [(slice(0, count), spans)]

@@ -36,10 +36,12 @@ class Half:
         """One SGD step in place, w -= lr * m with m = momentum * m + g, on ``rows`` of a stacked half."""
         for name, g in grads.items():
             if momentum:
-                m = self.momentum[name][rows] if self.stacked else self.momentum[name]
-                g = m.mul_(momentum).add_(g)
-            w = self.params[name][rows] if self.stacked else self.params[name]
-            w.add_(g, alpha=-lr)
+                g = self._rows(self.momentum[name], rows).mul_(momentum).add_(g)
+            self._rows(self.params[name], rows).add_(g, alpha=-lr)
+
+    def _rows(self, value: Tensor, rows: slice) -> Tensor:
+        # `.data` has a version counter of its own: other clients' graphs on the same storage stay valid
+        return value.data[rows] if self.stacked else value.data
 
     def stack(self, copies: int) -> "Half":
         """One copy per client of a shared half."""
@@ -80,12 +82,11 @@ class Half:
         """Mean over clients of the distance ||w^n - mean|| of a half from the average half."""
         if not self.stacked or not self.params:
             return 0.0
-        centre = self.mean(weights).params
         squares = torch.zeros(len(weights), dtype=torch.float64)
-        for name, value in self.params.items():
-            rows = max(1, 2**22 // centre[name].numel())
-            parts = [(part - centre[name]).flatten(1).square().sum(1) for part in value.split(rows)]
-            squares += torch.cat(parts)
+        columns = max(1, 2**20 // len(weights))
+        for value in self.params.values():
+            for part in torch.split(value.flatten(1), columns, dim=1):  # cache-sized, so memory is read once
+                squares += (part - weights @ part).square_().sum(1)
         return float(squares.sqrt().mean())
 
 

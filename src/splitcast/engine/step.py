@@ -28,14 +28,13 @@ def run_half(model: SplitModel, params: Params, x: Tensor, start: int, stop: int
         run = vmap(lambda p, xs: model.forward(p, xs, start, stop), randomness="different")
         out: Tensor = run(params, x)
         return out
-    return model.forward(params, x.flatten(0, 1), start, stop).unflatten(0, x.shape[:2])
+    flat = model.forward(params, x.flatten(0, 1), start, stop)
+    return flat.view(*x.shape[:2], *flat.shape[1:])
 
 
 def leaves_of(half: Half, rows: slice) -> Params:
     """The parameters of a half, ready to be differentiated; they share its memory."""
-    return {
-        k: (v[rows] if half.stacked else v).detach().requires_grad_() for k, v in half.params.items()
-    }
+    return {k: (v[rows] if half.stacked else v).detach().requires_grad_() for k, v in half.params.items()}
 
 
 def client_forward(model: SplitModel, cut: int, half: Half, x: Tensor, rows: slice) -> tuple[Tensor, Params]:
@@ -64,7 +63,14 @@ def client_backward(
 
 
 def server_pass(
-    model: SplitModel, cut: int, half: Half, seen: Tensor, y: Tensor, rho: Tensor, rows: slice, descent: Descent
+    model: SplitModel,
+    cut: int,
+    half: Half,
+    seen: Tensor,
+    y: Tensor,
+    rho: Tensor,
+    rows: slice,
+    descent: Descent,
 ) -> tuple[Tensor, Tensor]:
     """Per-client losses F^n (k,) and smashed-data gradients s^n (k, b, *d) from what the server received.
 
@@ -73,7 +79,7 @@ def server_pass(
     seen = seen.detach().requires_grad_()
     leaves = leaves_of(half, rows)
     logits = run_half(model, leaves, seen, cut, model.depth, stacked=half.stacked)
-    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").unflatten(0, y.shape).mean(1)
+    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
     total = losses.sum() if half.stacked else (rho * losses).sum()
     smashed_grad, *grads = torch.autograd.grad(total, [seen, *leaves.values()])
     named = dict(zip(leaves, grads, strict=True))

@@ -53,7 +53,8 @@ class Fp16:
         return 2 * math.prod(shape)
 
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Fp32(), Fp16())}
+FP32 = Fp32()
+CODECS: dict[str, Codec] = {codec.name: codec for codec in (FP32, Fp16())}
 
 
 def codec(name: str, field: str = "codec") -> Codec:

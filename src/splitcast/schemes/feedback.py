@@ -19,12 +19,10 @@ from splitcast.schemes.messages import Ledger
 class Feedback(Protocol):
     """Server to clients."""
 
-    mixes_clients: bool
+    mixes_clients: ClassVar[bool]
     """Whether one client's reply depends on the others' gradients."""
 
-    def reply(
-        self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]
-    ) -> Tensor:
+    def reply(self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]) -> Tensor:
         """What the clients receive."""
         ...
 
@@ -35,9 +33,7 @@ class Unicast:
 
     mixes_clients: ClassVar[bool] = False
 
-    def reply(
-        self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]
-    ) -> Tensor:
+    def reply(self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]) -> Tensor:
         ledger.unicast("down", "gradient", codec.nbytes(grads.shape[1:]), clients)
         return codec.through(grads)
 
@@ -48,9 +44,7 @@ class Mean:
 
     mixes_clients: ClassVar[bool] = True
 
-    def reply(
-        self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]
-    ) -> Tensor:
+    def reply(self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]) -> Tensor:
         ledger.broadcast("gradient", codec.nbytes(grads.shape[1:]), clients)
         return codec.through(torch.tensordot(weights, grads, dims=1)[None])
 
@@ -65,9 +59,7 @@ class Partial:
     fraction: float
     mixes_clients: ClassVar[bool] = True
 
-    def reply(
-        self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]
-    ) -> Tensor:
+    def reply(self, grads: Tensor, weights: Tensor, codec: Codec, ledger: Ledger, clients: Sequence[int]) -> Tensor:
         rows = round(self.fraction * grads.shape[1])
         shared = Mean().reply(grads[:, :rows], weights, codec, ledger, clients)
         own = Unicast().reply(grads[:, rows:], weights, codec, ledger, clients)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from splitcast.config import SplitConfig
 from splitcast.errors import SplitcastError, one_of
-from splitcast.schemes.codec import Codec, codec, label_bytes
+from splitcast.schemes.codec import FP32, Codec, codec, label_bytes
 from splitcast.schemes.feedback import Feedback, Mean, Partial, Unicast
 from splitcast.schemes.messages import Ledger
 
@@ -34,8 +34,8 @@ class Scheme:
     """Clients take turns; the client half is handed on."""
     identical: bool = False
     """Every client applies sum_n rho^n g^n: the idealisation behind the paper's theory."""
-    uplink: Codec = codec("fp32")
-    downlink: Codec = codec("fp32")
+    uplink: Codec = FP32
+    downlink: Codec = FP32
 
     def syncs(self, round_: int) -> bool:
         """Whether the client halves are averaged at the end of a round, counted from 1."""

@@ -1,0 +1,29 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test lint bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded data, then point at the figure
+	rm -rf demo
+	$(BIN)/splitcast compare sfl-ga sfl psl epsl --cut 1 --rounds 60 --lr 0.1 --out demo
+
+test: $(STAMP)  ## all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)  ## every benchmark
+	$(BIN)/splitcast bench engine
+
+clean:
+	rm -rf .venv build dist demo
