@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, dataclass_transform
 
 import pydantic
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from splitcast.errors import SplitcastError
@@ -25,6 +25,17 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Decibel = Annotated[float, Field(ge=-300, le=300, allow_inf_nan=False)]
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) else value
+
+
+Numbers = Annotated[tuple[NonNegative, ...], BeforeValidator(_listed)]
+"""One number, or one per client or cut; empty where a default is worked out."""
+Positives = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
+Decibels = Annotated[tuple[Decibel, ...], BeforeValidator(_listed)]
 
 
 def _one_line(error: pydantic.ValidationError) -> str:
@@ -126,6 +137,52 @@ class TrainConfig:
 
 
 @section
+class NetworkConfig:
+    """The wireless cell in which rounds take time. Defaults are the paper's; it counts one CPU cycle as one FLOP.
+
+    What differs between clients is one number for all, one number per client, or a range `low high` from which
+    each client's is drawn once.
+    """
+
+    bandwidth_hz: Positive = 20e6
+    """Bandwidth B, shared by all transmissions of one direction."""
+    noise_dbm_per_hz: Decibel = -174.0
+    """Noise power density N0."""
+    server_power_dbm: Decibel = 33.0
+    """Transmit power P of the server."""
+    client_power_dbm: Decibels = (25.0,)
+    """Transmit power of the clients."""
+    client_power_dbm_range: Decibels = ()
+    """Draw each client's power uniformly (in dBm) from `low high` instead."""
+    server_flops_per_s: Positive = 100e9
+    """Speed of the server, shared by the clients' server halves."""
+    client_flops_per_s: Positives = (0.1e9,)
+    """Speed of the clients."""
+    client_flops_per_s_range: Positives = ()
+    """Draw each client's speed uniformly from `low high` instead."""
+    radius_m: Positive = 500.0
+    """Clients are spread evenly over a disc of this radius around the server."""
+    min_distance_m: Positive = 10.0
+    """No client is closer to the server than this."""
+    distance_m: Positives = ()
+    """Distances of the clients from the server, instead of drawing them."""
+    shadowing_db: NonNegative = 0.0
+    """Standard deviation of log-normal shadowing, drawn once per client."""
+    trace: str = ""
+    """CSV file of channel gains (columns round,client,gain) to replay instead of the channel model."""
+    workload: str = "profiled"
+    """profiled (FLOPs counted on the model) or paper (its constants, the same for every cut)."""
+    allocation: str = "optimal"
+    """How bandwidth and server speed are shared: optimal or equal."""
+    epsilon: NonNegative = 0.0
+    """Privacy: a cut must keep log(1 + phi(v)/q) at or above this."""
+    gamma: Numbers = ()
+    """Gamma(phi(v)) for every cut, the convergence penalty of P1. Default: phi(v)/q."""
+    gamma_weight: NonNegative = 1.0
+    """Weight w of Gamma against seconds in P1."""
+
+
+@section
 class Config:
     """Everything that determines a run.
 
@@ -140,6 +197,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
 
 
 def with_values(config: Config, **values: Any) -> Config:

@@ -24,6 +24,7 @@ from torch import Tensor
 from splitcast.config import Config, load, to_toml
 from splitcast.engine.state import State
 from splitcast.errors import SplitcastError
+from splitcast.split import Params
 
 FORMAT = "splitcast-checkpoint-1"
 
@@ -121,27 +122,25 @@ class RunFolder:
             "format": FORMAT,
             "round": str(round_),
             "cut": str(state.cut),
-            "stacked": str(state.client.stacked),
+            "copies": str(state.copies),
             "digest": _digest(tensors),
         }
         write_atomically(self.checkpoint_file, save(tensors, metadata))
 
-    def restore(self) -> tuple[State, int]:
-        """The state and round of the checkpoint, verified."""
+    def restore(self, like: Params) -> tuple[State, int]:
+        """The state and round of the checkpoint, verified; ``like`` are the parameters of the model."""
         file = self.checkpoint_file
         try:
             with safe_open(file, framework="pt") as opened:
                 metadata = opened.metadata() or {}
                 tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise SplitcastError(f"checkpoint: {file} does not exist; nothing to resume") from None
         except (SafetensorError, OSError) as error:
             raise SplitcastError(f"checkpoint: {file} is corrupt or truncated ({error})") from None
         if metadata.get("format") != FORMAT:
             raise SplitcastError(f"checkpoint: {file} has format {metadata.get('format')}, not {FORMAT}")
         if metadata["digest"] != _digest(tensors):
             raise SplitcastError(f"checkpoint: {file} is corrupt (its contents do not match their digest)")
-        state = State.from_tensors(tensors, int(metadata["cut"]), metadata["stacked"] == "True")
+        state = State.from_tensors(tensors, int(metadata["cut"]), int(metadata["copies"]), like)
         return state, int(metadata["round"])
 
     def finish(self, summary: dict[str, Any]) -> None:

@@ -64,11 +64,11 @@ def train(
     folder = RunFolder(out) if out else None
     records: list[RoundRecord] = []
     if folder and resume:
-        simulator.state, done = folder.restore()
-        records = folder.rewind(done)
+        records = _continue(folder, simulator)
+        if len(records) == config.train.rounds and folder.summary_file.is_file():
+            return Result(records, folder.summary(), simulator)
     elif folder:
         folder.create(config)
-        folder.save(simulator.state, 0)
 
     dtype = DTYPES[config.train.dtype]
     test_x, test_y = images.test_x.to(dtype), images.test_y
@@ -92,6 +92,14 @@ def train(
     if folder:
         folder.finish(summary)
     return Result(records, summary, simulator)
+
+
+def _continue(folder: RunFolder, simulator: Simulator) -> list[RoundRecord]:
+    """Put the simulator where the last checkpoint was, or at the start if the run stopped before the first."""
+    if not folder.checkpoint_file.exists():
+        return folder.rewind(0)
+    simulator.state, done = folder.restore(simulator.model.initial())
+    return folder.rewind(done)
 
 
 def make_simulator(config: Config, images: ImageData, model: SplitModel | None = None) -> Simulator:

@@ -45,12 +45,19 @@ class Watch:
             console=Console(stderr=True),
         )
 
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
     def __call__(self, name: str, config: Config) -> OnRound:
         task = self.progress.add_task(name, total=config.train.rounds, status="")
         started, seen, sent, accuracy = time.perf_counter(), 0, 0, ""
 
         def show(record: RoundRecord) -> None:
             nonlocal seen, sent, accuracy
+            self.progress.start()  # not before the first round: bad input must print one line and nothing else
             seen += 1
             sent += record.up_bytes + record.down_bytes
             if record.test_accuracy is not None:
@@ -81,7 +88,7 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
         for watcher in watchers:
             watcher(record)
 
-    with watch.progress:
+    with watch:
         result = train(config, folder, resume=resume is not None, on_round=on_round)
     summary = result.summary
     if output.json:
@@ -97,7 +104,7 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
 def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output) -> None:
     """`splitcast compare`."""
     watch = Watch()
-    with watch.progress:
+    with watch:
         silent = output.quiet or output.json
         runs = comparison.compare(config, schemes, out) if silent else comparison.compare(config, schemes, out, watch)
     target, rows = comparison.rows(runs, target)

@@ -7,7 +7,8 @@ is moving dictionary entries.
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -61,7 +62,7 @@ class SplitModel:
         _refuse_unsplittable(self.blocks)
         named = [(name, p) for name, p in self._half(0, self.depth).named_parameters()]
         self._initial = {name: p.detach().clone() for name, p in named}
-        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._shapes = self._measure_shapes()
 
     @property
     def depth(self) -> int:
@@ -101,12 +102,26 @@ class SplitModel:
         return out
 
     def smashed_shape(self, cut: int) -> tuple[int, ...]:
-        """Shape, per sample, of what leaves block ``cut`` (the logits for cut = V)."""
-        if cut not in self._shapes:
-            with torch.no_grad():
-                out = self.forward(self._initial, torch.zeros(1, *self.input_shape), 0, cut)
-            self._shapes[cut] = tuple(out.shape[1:])
+        """Shape, per sample, of what leaves block ``cut``: the input for 0, the logits for V."""
         return self._shapes[cut]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Blocks in evaluation mode (dropout off), then in training mode again."""
+        whole = self._half(0, self.depth).eval()
+        try:
+            yield
+        finally:
+            whole.train()
+
+    def _measure_shapes(self) -> list[tuple[int, ...]]:
+        x = torch.zeros(1, *self.input_shape)
+        shapes = [self.input_shape]
+        with torch.no_grad(), self.evaluating():
+            for index in range(self.depth):
+                x = self.forward(self._initial, x, index, index + 1)
+                shapes.append(tuple(x.shape[1:]))
+        return shapes
 
     def profile(self) -> list[CutProfile]:
         """Parameters, traffic, FLOPs (a multiply-add is two) and privacy of every legal cut."""
@@ -136,7 +151,7 @@ class SplitModel:
 
     def _flops(self, start: int, stop: int, *, input_gradient: bool) -> tuple[int, int]:
         params = {k: v.requires_grad_() for k, v in self.initial().items()}
-        x = torch.zeros(1, *(self.smashed_shape(start) if start else self.input_shape))
+        x = torch.zeros(1, *self.smashed_shape(start))
         x.requires_grad_(input_gradient)
         with FlopCounterMode(display=False) as forward:
             out = self.forward(params, x, start, stop)

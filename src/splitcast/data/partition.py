@@ -69,7 +69,7 @@ def partition(
 
 
 def _check(n: int, classes: int, clients: int, kind: str, alpha: float, classes_per_client: int, sizes: str) -> None:
-    one_of("kind", kind, KINDS)
+    one_of("partition", kind, KINDS)
     one_of("sizes", sizes, SIZES)
     if not 1 <= clients <= n:
         raise SplitcastError(f"clients = {clients}: allowed are 1 to {n}, the number of samples")

@@ -110,10 +110,11 @@ class Simulator:
         """Loss and accuracy of the averaged model."""
         params = self.state.averaged(self.weights)
         loss, right = 0.0, 0
-        for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-            logits = self.model.forward(params, xs, 0, self.model.depth)
-            loss += float(F.cross_entropy(logits, ys, reduction="sum"))
-            right += int((logits.argmax(1) == ys).sum())
+        with self.model.evaluating():
+            for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+                logits = self.model.forward(params, xs, 0, self.model.depth)
+                loss += float(F.cross_entropy(logits, ys, reduction="sum"))
+                right += int((logits.argmax(1) == ys).sum())
         return loss / len(y), right / len(y)
 
     def _participants(self, t: int) -> Tensor:

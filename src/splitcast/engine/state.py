@@ -139,6 +139,11 @@ class State:
         self.cut = cut
         return down, up
 
+    @property
+    def copies(self) -> int:
+        """Copies of the client half; 0 when one is shared."""
+        return len(next(iter(self.client.params.values()), ())) if self.client.stacked else 0
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor under a flat name, for a checkpoint."""
         parts = {
@@ -150,19 +155,31 @@ class State:
         return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor], cut: int, stacked: bool) -> "State":
-        """The inverse of `tensors`."""
-        parts: dict[str, Params] = {"client": {}, "client_momentum": {}, "server": {}, "server_momentum": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition("/")
-            if part not in parts:
-                raise SplitcastError(f"checkpoint: unknown tensor {key!r}")
-            parts[part][name] = value
-        return State(
-            cut,
-            Half(parts["client"], parts["client_momentum"], stacked),
-            Half(parts["server"], parts["server_momentum"]),
-        )
+    def from_tensors(tensors: dict[str, Tensor], cut: int, copies: int, like: Params) -> "State":
+        """The inverse of `tensors` for a model with the parameters ``like``; ``copies`` is 0 for a shared client half.
+
+        Names come in the order of ``like``, so that sums over them do not depend on how they were stored.
+        """
+        halves = []
+        for side, on_client in (("client", True), ("server", False)):
+            names = [name for name in like if (block_of(name) < cut) == on_client]
+            lead = (copies,) if on_client and copies else ()
+            parts = [
+                {name: _expected(tensors, f"{part}/{name}", (*lead, *like[name].shape)) for name in names}
+                for part in (side, f"{side}_momentum")
+                if part == side or any(key.startswith(f"{part}/") for key in tensors)
+            ]
+            halves.append(Half(*parts, stacked=bool(lead)))
+        return State(cut, *halves)
+
+
+def _expected(tensors: dict[str, Tensor], key: str, shape: tuple[int, ...]) -> Tensor:
+    if key not in tensors:
+        raise SplitcastError(f"checkpoint: has no {key}; it belongs to another model or scheme")
+    if tensors[key].shape != shape:
+        found = tuple(tensors[key].shape)
+        raise SplitcastError(f"checkpoint: {key} has shape {found}, not {shape}; it belongs to another model")
+    return tensors[key]
 
 
 def _repeat(params: Params, copies: int) -> Params:

@@ -100,7 +100,7 @@ def saved_bytes(model: SplitModel) -> int:
 
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
     own = {p.untyped_storage().data_ptr() for p in params.values()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         model.forward(params, torch.zeros(1, *model.input_shape), 0, model.depth)
     return sum(size for storage, size in seen.items() if storage not in own) or 1
 

@@ -1,0 +1,5 @@
+"""`python -m splitcast`."""
+
+from splitcast.cli import main
+
+main()

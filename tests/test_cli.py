@@ -1,0 +1,160 @@
+"""The command line: every bad input is one line that names the field, with exit code 2 and nothing written."""
+
+import json
+
+import pytest
+
+from splitcast.cli import COMMANDS, main
+
+TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
+
+
+def refused(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    captured = capsys.readouterr()
+    assert stop.value.code == 2
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--scheme", "slf"], ["scheme", "'slf'", "sfl-ga, sfl, psl, epsl, fl, sl"]),
+        (["--cut", "0"], ["cut", "0", "1..4"]),
+        (["--cut", "5"], ["cut", "5", "1..4"]),
+        (["--lr", "-1"], ["lr", "greater than 0", "-1"]),
+        (["--lr", "nan"], ["lr", "finite", "nan"]),
+        (["--alpha", "0", "--partition", "dirichlet"], ["alpha", "greater than 0"]),
+        (["--clients", "6000"], ["clients", "6000", "5000"]),
+        (["--clients", "0"], ["clients", "greater than or equal to 1"]),
+        (["--dataset", "imagenet"], ["dataset", "'imagenet'", "mnist-mini"]),
+        (["--partition", "sorted"], ["partition", "'sorted'", "iid, dirichlet, shards"]),
+        (["--sizes", "big"], ["sizes", "'big'", "equal, unequal"]),
+        (["--uplink-codec", "int3"], ["uplink_codec", "'int3'", "fp32"]),
+        (["--client-update", "mean"], ["client_update", "'mean'", "own, identical"]),
+        (["--scheme", "fl", "--client-update", "identical"], ["client_update", "fl"]),
+        (["--dtype", "int8"], ["dtype", "'int8'", "float32, float64"]),
+        (["--participation", "1.5"], ["participation", "less than or equal to 1"]),
+        (["--dropout", "1"], ["dropout", "less than 1"]),
+        (["--arch", "resnet"], ["arch", "'resnet'", "cnn, cnn-small"]),
+        (["--classes-per-client", "11", "--partition", "shards"], ["classes_per_client", "11", "10"]),
+    ],
+)
+def test_bad_values_are_one_line(capsys, tmp_path, flags, words):
+    out = tmp_path / "run"
+    line = refused(capsys, "train", *TINY, *flags, "--out", str(out))
+    for word in words:
+        assert word in line
+    assert not out.exists()
+
+
+def test_missing_data_names_the_command(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path / "nothing"))
+    line = refused(capsys, "train", "--dataset", "mnist", "--out", str(tmp_path / "run"))
+    assert "splitcast data get mnist" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_keys_and_sections_are_named(capsys, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("[train]\nlearning_rate = 0.1\n")
+    line = refused(capsys, "train", "--config", str(file))
+    assert "'learning_rate'" in line and "lr" in line and "[train]" in line
+    file.write_text("[training]\nlr = 0.1\n")
+    assert "[training]" in refused(capsys, "train", "--config", str(file))
+    file.write_text("lr = [")
+    assert "not valid TOML" in refused(capsys, "train", "--config", str(file))
+    file.write_text("[train]\nlr = 'fast'\n")
+    assert "lr" in refused(capsys, "train", "--config", str(file))
+    assert "absent.toml" in refused(capsys, "train", "--config", str(tmp_path / "absent.toml"))
+
+
+def test_folders_that_are_no_new_run_are_refused(capsys, tmp_path):
+    (tmp_path / "precious.txt").write_text("keep me")
+    assert "not empty" in refused(capsys, "train", *TINY, "--out", str(tmp_path))
+    assert (tmp_path / "precious.txt").read_text() == "keep me"
+    assert "not a run folder" in refused(capsys, "train", "--resume", str(tmp_path))
+    assert "leave the other options out" in refused(capsys, "train", "--resume", str(tmp_path), "--lr", "1")
+
+
+def test_unknown_commands_and_benches(capsys):
+    assert "train, compare" in refused(capsys, "trian")
+    assert "engine" in refused(capsys, "bench", "everything")
+    assert "get, list" in refused(capsys, "data", "got", "mnist")
+    assert "mnist" in refused(capsys, "data", "get", "imagenet")
+
+
+def test_train_with_flags_over_a_config_file(capsys, tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text('[model]\narch = "cnn-small"\n[train]\nrounds = 9\nbatch = 4\n')
+    main(["train", "--config", str(file), "--rounds", "2", "--json", "--out", str(tmp_path / "run")])
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["rounds"] == 2
+    assert "batch = 4" in (tmp_path / "run" / "config.toml").read_text()
+
+
+def test_compare_writes_runs_and_figure_and_skips_finished_ones(capsys, tmp_path):
+    args = ["compare", "sfl-ga", "sfl", "fl", *TINY, "--out", str(tmp_path), "--json"]
+    main(args)
+    first = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in first["rows"]] == ["sfl-ga", "sfl", "fl"]
+    assert (tmp_path / "comparison.png").stat().st_size > 10_000
+    stamp = (tmp_path / "sfl" / "summary.json").stat().st_mtime_ns
+    (tmp_path / "fl" / "summary.json").unlink()
+    main(args)
+    assert json.loads(capsys.readouterr().out) == first
+    assert (tmp_path / "sfl" / "summary.json").stat().st_mtime_ns == stamp
+    assert "another configuration" in refused(capsys, *args, "--lr", "0.3")
+
+
+def test_compare_refuses_bad_schemes_before_training(capsys, tmp_path):
+    assert "'nope'" in refused(capsys, "compare", "sfl", "nope", *TINY, "--out", str(tmp_path / "c"))
+    assert "once" in refused(capsys, "compare", "sfl", "sfl", *TINY, "--out", str(tmp_path / "c"))
+    assert not (tmp_path / "c").exists()
+
+
+def test_profile_as_table_and_json(capsys, monkeypatch):
+    main(["profile", "--json"])
+    profile = json.loads(capsys.readouterr().out)
+    assert profile["parameters"] == 1725194
+    assert [cut["client_parameters"] for cut in profile["cuts"]] == [832, 52096, 1658240, 1723904]
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["profile"])
+    assert "1,658,240" in capsys.readouterr().out
+
+
+def test_tensorboard_events_are_written(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    main(["train", *TINY, "--quiet", "--tensorboard", "--out", str(tmp_path / "run")])
+    assert list((tmp_path / "run-events").glob("events*"))
+
+
+def test_every_command_explains_itself(capsys):
+    main(["--help"])
+    overview = capsys.readouterr().out
+    for command in COMMANDS:
+        assert f"\n  {command} " in overview
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+        assert stop.value.code == 0
+        assert f"splitcast {command}" in capsys.readouterr().out
+
+
+def test_the_set_of_training_options_is_guarded():
+    """A new option is a decision: add it here too."""
+    from splitcast.config import DataConfig, ModelConfig, SplitConfig, TrainConfig
+
+    names = [list(section.__dataclass_fields__) for section in (DataConfig, ModelConfig, SplitConfig, TrainConfig)]
+    assert names == [
+        ["dataset", "clients", "partition", "alpha", "classes_per_client", "sizes"],
+        ["arch"],
+        ["scheme", "cut", "aggregate", "uplink_codec", "downlink_codec", "client_update"],
+        [
+            *("rounds", "batch", "local_steps", "lr", "momentum", "participation", "dropout"),
+            *("eval_every", "checkpoint_every", "seed", "dtype"),
+        ],
+    ]

@@ -1,0 +1,170 @@
+"""Run folders: resume bit-exactly, lose nothing, refuse what is broken."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from splitcast import data
+from splitcast.config import Config, DataConfig, ModelConfig, SplitConfig, TrainConfig, with_values
+from splitcast.errors import SplitcastError
+from splitcast.models import build
+from splitcast.records import RunFolder
+from splitcast.run import train
+from splitcast.split import SplitModel
+
+QUICK = Config(
+    data=DataConfig(clients=4, partition="dirichlet", sizes="unequal"),
+    model=ModelConfig(arch="cnn-small"),
+    split=SplitConfig(scheme="sfl-ga", cut=2),
+    train=TrainConfig(rounds=8, batch=4, local_steps=2, lr=0.05, momentum=0.5, checkpoint_every=3, participation=0.8),
+)
+
+
+def stopped_after(config, folder, rounds):
+    """A run that dies right after a round."""
+
+    def die(record):
+        if record.round == rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, folder, on_round=die)
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl", "sl", "fl"])
+@pytest.mark.parametrize("stop", [2, 6, 7])
+def test_resume_is_bit_exact(tmp_path, scheme, stop):
+    config = with_values(QUICK, scheme=scheme)
+    whole = train(config, tmp_path / "whole")
+    stopped_after(config, tmp_path / "broken", stop)
+    resumed = train(config, tmp_path / "broken", resume=True)
+    for name in ("rounds.jsonl", "config.toml"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "broken" / name).read_bytes()
+    a, b = whole.simulator.state.tensors(), resumed.simulator.state.tensors()
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_models_with_dropout_layers_resume_bit_exactly(tmp_path):
+    images = data.load("mnist-mini")
+
+    def model():
+        torch.manual_seed(0)
+        blocks = [nn.Flatten(), nn.Sequential(nn.Linear(784, 16), nn.Dropout()), nn.Linear(16, 10)]
+        return SplitModel(blocks, (1, 28, 28))
+
+    train(QUICK, tmp_path / "whole", images=images, model=model())
+    folder = tmp_path / "broken"
+
+    def die(record):
+        if record.round == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(QUICK, folder, images=images, model=model(), on_round=die)
+    train(QUICK, folder, images=images, model=model(), resume=True)
+    assert (folder / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+@pytest.mark.slow
+def test_resume_after_kill_9_at_a_random_moment(tmp_path):
+    config = with_values(QUICK, rounds=300, checkpoint_every=20, eval_every=50)
+    train(config, tmp_path / "whole")
+    victim = tmp_path / "victim"
+    config_file = tmp_path / "config.toml"
+    config_file.write_bytes((tmp_path / "whole" / "config.toml").read_bytes())
+    command = [sys.executable, "-m", "splitcast", "train", "--quiet"]
+    start = [*command, "--config", str(config_file), "--out", str(victim)]
+    chance = random.Random()
+    kills = 0
+    for _ in range(3):
+        process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        deadline = time.monotonic() + 60
+        while not (victim / "rounds.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 2))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+        start = [*command, "--resume", str(victim)]
+    subprocess.run(start, check=True, stdout=subprocess.DEVNULL)
+    assert kills > 0
+    assert (victim / "rounds.jsonl").read_bytes() == (tmp_path / "whole" / "rounds.jsonl").read_bytes()
+
+
+def test_resume_without_a_checkpoint_starts_over(tmp_path):
+    whole = train(QUICK, tmp_path / "whole")
+    stopped_after(QUICK, tmp_path / "broken", 1)
+    assert not (tmp_path / "broken" / "checkpoint.safetensors").exists()
+    assert train(QUICK, tmp_path / "broken", resume=True).rounds == whole.rounds
+
+
+def test_a_half_written_line_is_dropped(tmp_path):
+    whole = train(QUICK, tmp_path / "whole")
+    stopped_after(QUICK, tmp_path / "broken", 5)
+    with (tmp_path / "broken" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 6, "cu')
+    assert train(QUICK, tmp_path / "broken", resume=True).rounds == whole.rounds
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    train(QUICK, tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    train(QUICK, tmp_path, resume=True)
+    assert before == {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "other"])
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path, damage):
+    stopped_after(QUICK, tmp_path, 7)
+    file = tmp_path / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 0x40
+    damaged = {"truncated": content[: len(content) // 2], "flipped": content, "empty": b"", "other": b"hello world"}
+    file.write_bytes(damaged[damage])
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    with pytest.raises(SplitcastError, match="checkpoint: .* is corrupt") as caught:
+        train(QUICK, tmp_path, resume=True)
+    assert "\n" not in str(caught.value)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    stopped_after(QUICK, tmp_path / "a", 7)
+    other = with_values(QUICK, arch="cnn")
+    with pytest.raises(SplitcastError, match=r"checkpoint: client/0.0.weight has shape \(4, 4, 1, 5, 5\), not"):
+        train(other, tmp_path / "a", resume=True)
+
+
+def test_nan_loss_stops_with_one_line_and_keeps_the_last_checkpoint(tmp_path):
+    config = with_values(QUICK, lr=1e6, momentum=0.0, rounds=50, checkpoint_every=1)
+    with pytest.raises(SplitcastError, match=r"lr: the loss became (nan|inf) in round \d+; choose a value below"):
+        train(config, tmp_path)
+    state, _ = RunFolder(tmp_path).restore(build("cnn-small", (1, 28, 28), 10, seed=0).initial())
+    assert state.cut == 2
+    assert not (tmp_path / "summary.json").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_records_hold_what_the_run_did(tmp_path):
+    result = train(QUICK, tmp_path)
+    folder = RunFolder(tmp_path)
+    assert folder.config() == QUICK
+    assert folder.rounds() == result.rounds
+    assert [r.round for r in result.rounds] == list(range(1, 9))
+    assert [r.round for r in result.rounds if r.test_accuracy is not None] == [5, 8]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["up_bytes"] == sum(r.up_bytes for r in result.rounds)
+    assert summary["accuracy"] == result.rounds[-1].test_accuracy
+
+
+def test_training_learns():
+    config = with_values(QUICK, scheme="sfl", cut=1, rounds=60, lr=0.1, local_steps=1, batch=16, partition="iid")
+    assert train(config).summary["accuracy"] > 0.7
