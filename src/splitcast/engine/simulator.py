@@ -22,7 +22,7 @@ from torch import Tensor
 from splitcast.config import TrainConfig
 from splitcast.data.batches import draw_batches
 from splitcast.engine.state import Half, State
-from splitcast.engine.step import Descent, client_backward, client_forward, saved_bytes, server_pass
+from splitcast.engine.step import Descent, Pass, client_backward, saved_bytes, server_pass
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import Scheme
 from splitcast.seeds import stream, torch_seed
@@ -197,18 +197,19 @@ class Simulator:
         """One local step of the clients ``ids``; returns their share of the loss, sum_n rho^n F^n."""
         model, scheme, cut = self.model, self.scheme, self.state.cut
         keep = rows.numel() * self._sample_bytes <= ACTIVATION_BYTES or len(chunks) == 1
-        passes: list[tuple[Tensor, dict[str, Tensor]]] = []
+        kept: list[Pass] = []
         grads: list[Tensor] = []
         loss = 0.0
         for chunk in chunks:
-            smashed, leaves = client_forward(model, cut, client, self.x[rows[chunk]], chunk)
-            seen = smashed.detach() if scheme.whole_model else scheme.uplink.through(smashed.detach())
+            sent = Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
+            smashed = sent.output.detach()
+            seen = smashed if scheme.whole_model else scheme.uplink.through(smashed)
             labels = self.y[rows[chunk]]
             losses, grad = server_pass(model, cut, server, seen, labels, rho[chunk], chunk, self._descent)
             loss += float(rho[chunk] @ losses)
             grads.append(grad)
             if keep:
-                passes.append((smashed, leaves))
+                kept.append(sent)
         scheme.send_smashed((self.train.batch, *model.smashed_shape(cut)), self.classes, ledger, ids)
         all_grads = grads[0] if len(grads) == 1 else torch.cat(grads)
         del grads
@@ -218,9 +219,9 @@ class Simulator:
             received = scheme.feedback.reply(all_grads, rho, scheme.downlink, ledger, ids)
         for chunk in chunks:
             # where the graphs do not fit into memory together, the clients' half runs again
-            smashed, leaves = passes.pop(0) if keep else client_forward(model, cut, client, self.x[rows[chunk]], chunk)
+            sent = kept.pop(0) if keep else Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
             back = received[chunk] if len(received) > 1 else received
-            client_backward(client, smashed, leaves, back, rho[chunk], chunk, self._descent)
+            client_backward(sent, back, rho[chunk], self._descent)
         return loss
 
     def _groups(self, count: int, *, stacks_client: bool, mixes: bool) -> list[tuple[slice, list[slice]]]:

@@ -1,10 +1,12 @@
 """The weights of a running training: the client half, shared or one copy per client, and the server half."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from splitcast.engine.factored import Factors, Gradient
 from splitcast.errors import SplitcastError
 from splitcast.split import Params, block_of
 
@@ -22,9 +24,10 @@ class Half:
     stacked: bool = False
     pending: Params = field(default_factory=dict)
 
-    def gather(self, grads: Params) -> None:
+    def gather(self, grads: Mapping[str, Gradient]) -> None:
         """Add to the gradient of a shared half."""
         for name, g in grads.items():
+            assert isinstance(g, Tensor)  # only stacked layers leave factors
             self.pending[name] = self.pending[name].add_(g) if name in self.pending else g
 
     def flush(self, lr: float, momentum: float) -> None:
@@ -32,12 +35,13 @@ class Half:
         self.descend(self.pending, lr, momentum)
         self.pending = {}
 
-    def descend(self, grads: Params, lr: float, momentum: float, rows: slice = slice(None)) -> None:
+    def descend(self, grads: Mapping[str, Gradient], lr: float, momentum: float, rows: slice = slice(None)) -> None:
         """One SGD step in place, w -= lr * m with m = momentum * m + g, on ``rows`` of a stacked half."""
         for name, g in grads.items():
             if momentum:
-                g = self._rows(self.momentum[name], rows).mul_(momentum).add_(g)
-            self._rows(self.params[name], rows).add_(g, alpha=-lr)
+                m = self._rows(self.momentum[name], rows)
+                g = _add(g, m, scale=1.0, keep=momentum)
+            _add(g, self._rows(self.params[name], rows), scale=-lr)
 
     def _rows(self, value: Tensor, rows: slice) -> Tensor:
         # `.data` has a version counter of its own: other clients' graphs on the same storage stay valid
@@ -164,12 +168,13 @@ class State:
         for side, on_client in (("client", True), ("server", False)):
             names = [name for name in like if (block_of(name) < cut) == on_client]
             lead = (copies,) if on_client and copies else ()
-            parts = [
+            params, momentum = (
                 {name: _expected(tensors, f"{part}/{name}", (*lead, *like[name].shape)) for name in names}
+                if any(key.startswith(f"{part}/") for key in tensors)
+                else {}
                 for part in (side, f"{side}_momentum")
-                if part == side or any(key.startswith(f"{part}/") for key in tensors)
-            ]
-            halves.append(Half(*parts, stacked=bool(lead)))
+            )
+            halves.append(Half(params, momentum, stacked=bool(lead)))
         return State(cut, *halves)
 
 
@@ -180,6 +185,14 @@ def _expected(tensors: dict[str, Tensor], key: str, shape: tuple[int, ...]) -> T
         found = tuple(tensors[key].shape)
         raise SplitcastError(f"checkpoint: {key} has shape {found}, not {shape}; it belongs to another model")
     return tensors[key]
+
+
+def _add(grad: Gradient, target: Tensor, *, scale: float, keep: float = 1.0) -> Tensor:
+    """target = keep * target + scale * grad, in place."""
+    if isinstance(grad, Factors):
+        grad.add_to(target, scale=scale, keep=keep)
+        return target
+    return (target.mul_(keep) if keep != 1 else target).add_(grad, alpha=scale)
 
 
 def _repeat(params: Params, copies: int) -> Params:

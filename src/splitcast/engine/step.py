@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from splitcast.engine.factored import FactoredLinear, Factors
 from splitcast.engine.state import Half
 from splitcast.split import Params, SplitModel
 
@@ -22,72 +23,66 @@ class Descent(NamedTuple):
     momentum: float
 
 
-def run_half(model: SplitModel, params: Params, x: Tensor, start: int, stop: int, *, stacked: bool) -> Tensor:
-    """Blocks start+1..stop on x (k, b, ...), with one copy of the parameters or one per client."""
-    if stacked:
-        run = vmap(lambda p, xs: model.forward(p, xs, start, stop), randomness="different")
-        out: Tensor = run(params, x)
-        return out
-    flat = model.forward(params, x.flatten(0, 1), start, stop)
-    return flat.view(*x.shape[:2], *flat.shape[1:])
+class Pass:
+    """Blocks start+1..stop on x (k, b, ...), with one copy of a half's parameters or one per client, and its graph."""
+
+    def __init__(self, model: SplitModel, half: Half, rows: slice, x: Tensor, start: int, stop: int) -> None:
+        self.half, self.rows, self.x = half, rows, x
+        self.leaves: Params = {
+            k: (v[rows] if half.stacked else v).detach().requires_grad_() for k, v in half.params.items()
+        }
+        self.linear = FactoredLinear()
+        if half.stacked:
+            run = vmap(lambda p, xs: model.forward(p, xs, start, stop), randomness="different")
+            with self.linear:
+                self.output: Tensor = run(self.leaves, x)
+        else:
+            flat = model.forward(self.leaves, x.flatten(0, 1), start, stop)
+            self.output = flat.view(*x.shape[:2], *flat.shape[1:])
+
+    def backward(self, grad: Tensor, descent: Descent) -> Tensor | None:
+        """Pull a gradient at the output back; a stacked half steps at once, a shared one gathers.
+
+        Returns the gradient at the input if the input asks for one.
+        """
+        if not self.output.requires_grad:
+            return None
+        wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
+        grads = self.linear.gradients(self.output, grad, wrt)
+        at_input = grads.pop("input", None)
+        if self.half.stacked:
+            self.half.descend(grads, descent.lr, descent.momentum, self.rows)
+        else:
+            self.half.gather(grads)
+        assert not isinstance(at_input, Factors)
+        return at_input
 
 
-def leaves_of(half: Half, rows: slice) -> Params:
-    """The parameters of a half, ready to be differentiated; they share its memory."""
-    return {k: (v[rows] if half.stacked else v).detach().requires_grad_() for k, v in half.params.items()}
-
-
-def client_forward(model: SplitModel, cut: int, half: Half, x: Tensor, rows: slice) -> tuple[Tensor, Params]:
-    """Smashed data S (k, b, *d) with its graph, and the leaves of that graph."""
-    leaves = leaves_of(half, rows)
-    return run_half(model, leaves, x, 0, cut, stacked=half.stacked), leaves
-
-
-def client_backward(
-    half: Half, smashed: Tensor, leaves: Params, received: Tensor, rho: Tensor, rows: slice, descent: Descent
-) -> None:
+def client_backward(sent: Pass, received: Tensor, rho: Tensor, descent: Descent) -> None:
     """Pull what was received (k or 1, b, *d) back through the clients' own activations.
 
-    A stacked half steps at once; a shared half gathers sum_n rho^n g^n.
+    A stacked half steps along each g^n; a shared half gathers sum_n rho^n g^n.
     """
-    if not leaves:
-        return
-    if not half.stacked:
+    if not sent.half.stacked:
         received = received * _column(rho, received)
-    grads = torch.autograd.grad(smashed, list(leaves.values()), received.expand_as(smashed))
-    named = dict(zip(leaves, grads, strict=True))
-    if half.stacked:
-        half.descend(named, descent.lr, descent.momentum, rows)
-    else:
-        half.gather(named)
+    sent.backward(received.expand_as(sent.output), descent)
 
 
 def server_pass(
-    model: SplitModel,
-    cut: int,
-    half: Half,
-    seen: Tensor,
-    y: Tensor,
-    rho: Tensor,
-    rows: slice,
-    descent: Descent,
+    model: SplitModel, cut: int, half: Half, seen: Tensor, y: Tensor, rho: Tensor, rows: slice, descent: Descent
 ) -> tuple[Tensor, Tensor]:
     """Per-client losses F^n (k,) and smashed-data gradients s^n (k, b, *d) from what the server received.
 
-    A stacked half steps at once; a shared half gathers sum_n rho^n g^{s,n}.
+    A stacked half steps along each g^{s,n}; a shared half gathers sum_n rho^n g^{s,n}.
     """
     seen = seen.detach().requires_grad_()
-    leaves = leaves_of(half, rows)
-    logits = run_half(model, leaves, seen, cut, model.depth, stacked=half.stacked)
+    run = Pass(model, half, rows, seen, cut, model.depth)
+    logits = run.output.detach().requires_grad_()
     losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
     total = losses.sum() if half.stacked else (rho * losses).sum()
-    smashed_grad, *grads = torch.autograd.grad(total, [seen, *leaves.values()])
-    named = dict(zip(leaves, grads, strict=True))
-    if half.stacked:
-        half.descend(named, descent.lr, descent.momentum, rows)
-        return losses.detach(), smashed_grad
-    half.gather(named)
-    return losses.detach(), smashed_grad.div_(_column(rho, smashed_grad))
+    grad = run.backward(torch.autograd.grad(total, logits)[0], descent)
+    assert grad is not None
+    return losses.detach(), grad if half.stacked else grad.div(_column(rho, grad))
 
 
 def saved_bytes(model: SplitModel) -> int:

@@ -1,0 +1,270 @@
+"""Latency: every scheme by hand for two clients, the ledger against the stages, and what can never happen.
+
+The hand-worked cell: B = 1 kHz and N0 = 1 nW/Hz, so B N0 = 1 uW; P = 1 W and gains 3e-6 and 1e-6, so that the server
+reaches the clients with log2(1 + 3) = 2 and log2(1 + 1) = 1 bit/s/Hz; client powers 0.5 and 1.5 W, so that both are
+heard with 1.5 uW, which is log2(1 + 3) = 2 bit/s/Hz over half the band and log2(2.5) over all of it; client speeds 100
+and 200 FLOP/s, the server 1000. The model is Linear(4, 3), Linear(3, 2), two samples per batch, cut 1:
+
+  client: forward 2·4·3·2 = 48 FLOP, backward (weights only) 48; server: 2·(12 + 24) = 72; all on the client: 168
+  smashed data 2·3·4 = 24 bytes = 192 bit, labels 2 bytes = 16 bit; client half 15 values = 480 bit, model 23 = 736 bit
+"""
+
+from math import log2, sqrt
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from splitcast import data
+from splitcast.ccc.clock import ALLOCATORS, round_seconds, time_rounds
+from splitcast.ccc.scenario import RoundClock, Scenario
+from splitcast.config import Config, DataConfig, NetworkConfig, SplitConfig, TrainConfig, with_values
+from splitcast.engine import simulator as engine
+from splitcast.network.cell import Cell
+from splitcast.network.latency import PARTS
+from splitcast.network.trace import Trace
+from splitcast.run import make_simulator
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.stages import Stage, Work, dry_ledger, round_stages
+from splitcast.split import SplitModel
+from test_ledger import simulator
+
+ALONE = 1000 * log2(2.5)  # uplink rate over the whole band
+
+
+def two_clients(tmp_path, scheme, tau=1, momentum=0.0, **network):
+    file = tmp_path / "trace.csv"
+    Trace(np.array([[3e-6, 1e-6]])).save(file)
+    cell = {
+        "bandwidth_hz": 1000,
+        "noise_dbm_per_hz": -60,
+        "server_power_dbm": 30,
+        "client_power_dbm": (30 + 10 * np.log10(0.5), 30 + 10 * np.log10(1.5)),
+        "client_flops_per_s": (100, 200),
+        "server_flops_per_s": 1000,
+        "trace": str(file),
+        "allocation": "equal",
+    }
+    config = Config(
+        data=DataConfig(clients=2),
+        split=SplitConfig(scheme=scheme, aggregate=0.5),
+        train=TrainConfig(batch=2, local_steps=tau, momentum=momentum, rounds=1),
+        network=NetworkConfig(**(cell | network)),
+    )
+    return Scenario.of(config, SplitModel([nn.Linear(4, 3), nn.Linear(3, 2)], (4,)), classes=2)
+
+
+def timed(scenario):
+    cut = scenario.model.depth if scenario.scheme.whole_model else 1
+    stages = scenario.stages(cut, syncs=scenario.scheme.syncs(1))
+    return time_rounds([stages], scenario.cell, scenario.channel.at(1), scenario.allocator)[0]
+
+
+# client 1 is the slowest in the first stage: 0.48 computing, 208 bit at 1 kbit/s, 72 FLOP at 500 FLOP/s
+UP = 0.48 + 0.208 + 0.144
+SL = [  # model down, step up, step down, model up; each client has everything to itself
+    *(480 / 2000, 0.48 + 208 / ALONE + 0.072, 192 / 2000 + 0.48, 480 / ALONE),
+    *(480 / 1000, 0.24 + 208 / ALONE + 0.072, 192 / 1000 + 0.24, 480 / ALONE),
+]
+BY_HAND = [
+    ("sfl-ga", 1, 0.0, [UP, 192 / 2000 + 0.48]),  # client 1: 0.576, client 2: 0.192 + 0.24
+    ("sfl-ga", 3, 0.0, [UP, 0.576] * 3),
+    ("psl", 1, 0.0, [UP, 192 / (500 * 2) + 0.48]),  # client 1: 0.672, client 2: 192 / 500 + 0.24 = 0.624
+    ("sfl", 1, 0.0, [UP, 0.672, 480 / 1000, 480 / 1000]),  # half the band up, client 2 hears 1 kbit/s
+    ("sfl", 2, 0.9, [UP, 0.672] * 2 + [960 / 1000, 960 / 1000]),
+    ("epsl", 1, 0.0, [UP, 96 / 1000, 96 / (500 * 2) + 0.48]),  # one row broadcast, then one row unicast
+    ("fl", 1, 0.0, [1.68 + 736 / 1000, 736 / 1000]),
+    ("fl", 2, 0.0, [3.36 + 736 / 1000, 736 / 1000]),
+    ("sl", 1, 0.0, SL),
+]
+
+
+@pytest.mark.parametrize(("scheme", "tau", "momentum", "expected"), BY_HAND)
+def test_two_clients_by_hand(tmp_path, scheme, tau, momentum, expected):
+    result = timed(two_clients(tmp_path, scheme, tau, momentum))
+    assert [float(stage.seconds) for stage in result.stages] == pytest.approx(expected)
+    assert float(result.seconds) == pytest.approx(sum(expected))
+    assert result.parts_s.sum() == pytest.approx(sum(expected))
+
+
+def test_who_is_slowest_and_why(tmp_path):
+    up, down = timed(two_clients(tmp_path, "psl")).stages
+    assert [stage.slowest for stage in (up, down)] == [0, 0]
+    assert [up.part(part).tolist() for part in PARTS] == [
+        pytest.approx(seconds) for seconds in ([0.48, 0.24], [0.208, 0.208], [0.144, 0.144], [0, 0], [0, 0])
+    ]
+    assert [down.part(part).tolist() for part in PARTS] == [
+        pytest.approx(seconds) for seconds in ([0, 0], [0, 0], [0, 0], [0.192, 0.384], [0.48, 0.24])
+    ]
+    assert timed(two_clients(tmp_path, "psl")).culprit() == (0, "compute")
+    assert timed(two_clients(tmp_path, "psl", client_flops_per_s=(1e4, 1e4))).culprit() == (1, "downlink")
+
+
+def test_optimal_unicast_by_hand(tmp_path):
+    # both finish at psi: 192 / (2 (psi - 0.48)) + 192 / (psi - 0.24) = 1000; with u = psi - 0.48 this is
+    # 1000 u^2 - 48 u - 23.04 = 0
+    u = (48 + sqrt(48**2 + 4 * 1000 * 23.04)) / 2000
+    _, down = timed(two_clients(tmp_path, "psl", allocation="optimal")).stages
+    assert float(down.seconds) == pytest.approx(0.48 + u, rel=1e-9)
+    assert down.client_s == pytest.approx([0.48 + u] * 2, rel=1e-9)
+    assert down.bandwidth_hz == pytest.approx([96 / u, 192 / (u + 0.24)], rel=1e-6)
+
+
+def test_the_papers_workload_does_not_depend_on_the_cut(tmp_path):
+    scenario = two_clients(tmp_path, "sfl-ga", workload="paper")
+    assert scenario.work[1].client_forward == scenario.work[1].client_backward == 2 * 5.6e6
+    assert scenario.work[1].server == 2 * 2 * 86.01e6
+    whole = two_clients(tmp_path, "fl", workload="paper").work[2]
+    assert (whole.client_forward, whole.server) == (2 * 91.61e6, 0)
+
+
+def test_moving_the_cut_takes_time_too(tmp_path):
+    scenario = two_clients(tmp_path, "sfl-ga")
+    ledger = Ledger()
+    ledger.broadcast("migration", 125, [0, 1])  # 1000 bit: client 2 hears 1 kbit/s
+    ledger.unicast("up", "migration", 250, [0, 1])  # 2000 bit at 1 kbit/s
+    stages = round_stages(ledger.messages, scenario.scheme, scenario.work[1], [0, 1], 1)
+    assert [
+        s.seconds for s in time_rounds([stages], scenario.cell, scenario.channel.at(1), scenario.allocator)[0].stages
+    ] == (pytest.approx([1.0, 2.0]))
+
+
+def bits(stages, client=None):
+    """Per direction: on the air, or of one client without broadcasts."""
+    if client is None:
+        up = sum(s.uplink_bits * len(s.clients) for s in stages)
+        return up, sum(s.unicast_bits * len(s.clients) + s.broadcast_bits for s in stages)
+    return sum(s.uplink_bits + s.unicast_bits for s in stages if client in s.clients)
+
+
+def check_stages(sim, report, work):
+    stages = round_stages(report.ledger.messages, sim.scheme, work, report.clients, sim.train.local_steps)
+    assert bits(stages) == (8 * report.ledger.total("up"), 8 * report.ledger.total("down"))
+    for n in range(len(sim.sizes)):
+        assert bits(stages, n) == 8 * report.ledger.of_client(n)
+    return stages
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"]),
+    cut=st.integers(1, 3),
+    clients=st.integers(1, 6),
+    batch=st.integers(1, 5),
+    tau=st.integers(1, 3),
+    up=st.sampled_from(["fp32", "fp16"]),
+    down=st.sampled_from(["fp32", "fp16"]),
+    fraction=st.floats(0, 1),
+    participation=st.floats(0.1, 1),
+    momentum=st.sampled_from([0.0, 0.9]),
+    chunk=st.sampled_from([2**25, 300]),
+    recut=st.integers(1, 3),
+)
+def test_stages_carry_exactly_the_bytes_of_the_ledger(
+    name, cut, clients, batch, tau, up, down, fraction, participation, momentum, chunk, recut
+):
+    sim = simulator(
+        name, cut, clients, batch, tau, up, down, fraction=fraction, participation=participation, momentum=momentum
+    )
+    work = Work(3.0, 5.0, 7.0)
+    whole = engine.GRADIENT_BYTES
+    try:
+        engine.GRADIENT_BYTES = chunk  # 300 bytes: clients go in several chunks
+        report = sim.round(1)
+        stages = check_stages(sim, report, work)
+        ledger = Ledger()
+        sim.recut(recut, ledger)
+        moved = check_stages(sim, sim.round(2, ledger), work)
+    finally:
+        engine.GRADIENT_BYTES = whole
+    assert {s.name for s in moved} <= {"re-cut", "forward", "feedback", "model"}
+
+    # what a round would send is what it sends
+    values = sim.model.client_size(cut if name != "fl" else 4) * (2 if momentum else 1)
+    shape = (batch, *sim.model.smashed_shape(cut))
+    dry = dry_ledger(sim.scheme, shape, sim.classes, values, report.clients, local_steps=tau, syncs=sim.scheme.syncs(1))
+    assert dry.by_kind() == report.ledger.by_kind()
+    assert round_stages(dry.messages, sim.scheme, work, report.clients, tau) == stages
+
+
+# Random rounds in random cells; powers of ten keep a shrunk example readable.
+positive = st.floats(-2, 2).map(lambda x: 10.0**x)
+
+
+@st.composite
+def worlds(draw):
+    n = draw(st.integers(1, 5))
+    many = st.lists(positive, min_size=n, max_size=n).map(np.array)
+    cell = Cell(draw(positive), draw(positive), draw(positive), draw(positive), draw(many), draw(many))
+    everyone = tuple(range(n))
+    amount = st.one_of(st.just(0), st.integers(1, 1000))
+    stages = [
+        Stage("forward", everyone, draw(amount), draw(amount), draw(amount)),
+        Stage("feedback", everyone, broadcast_bits=draw(amount), joint_flops=draw(amount)),
+        Stage("feedback", everyone, unicast_bits=draw(amount), backward_flops=draw(amount)),
+    ]
+    return cell, stages, draw(many)
+
+
+@settings(max_examples=100, deadline=None)
+@given(world=worlds(), more=st.floats(1, 10))
+def test_optimal_is_never_slower_than_equal_and_more_never_hurts(world, more):
+    cell, stages, gains = world
+    seconds = {
+        name: float(round_seconds([stages], cell, gains, allocator)[0]) for name, allocator in ALLOCATORS.items()
+    }
+    assert seconds["optimal"] <= seconds["equal"] * (1 + 1e-9)
+    for field in vars(cell):
+        if field != "noise_w_per_hz":
+            better = Cell(**(vars(cell) | {field: getattr(cell, field) * more}))
+            for name, allocator in ALLOCATORS.items():
+                assert round_seconds([stages], better, gains, allocator)[0] <= seconds[name] * (1 + 1e-9), field
+
+
+def test_all_cuts_and_draws_at_once_equal_one_at_a_time():
+    torch.manual_seed(0)
+    model = SplitModel([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)], (6,))
+    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, batch=4), model, classes=3)
+    rounds = [scenario.stages(cut, syncs=True) for cut in model.cuts]
+    gains = np.stack([scenario.channel.at(t) for t in range(1, 7)]).reshape(3, 2, 4)
+    together = round_seconds(rounds, scenario.cell, gains)
+    assert together.shape == (3, 2, 2)
+    for k, stages in enumerate(rounds):
+        for at in np.ndindex(3, 2):
+            (alone,) = time_rounds([stages], scenario.cell, gains[at])
+            assert together[(*at, k)] == pytest.approx(float(alone.seconds), rel=1e-9)
+
+
+def test_one_call_of_the_allocator_per_way_of_sharing():
+    model = SplitModel([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)], (6,))
+    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, local_steps=3), model, classes=3)
+    calls = []
+
+    def count(**arguments):
+        calls.append(type(arguments["rate"]).__name__)
+        return ALLOCATORS["equal"](**arguments)
+
+    rounds = [scenario.stages(cut, syncs=True) for cut in model.cuts]
+    round_seconds(rounds, scenario.cell, np.stack([scenario.channel.at(t) for t in range(1, 9)]), count)
+    assert sorted(calls) == ["LinearRate", "ShannonRate"]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_clock_started_late_shows_the_same_bits(participation):
+    config = with_values(Config(), arch="cnn-small", clients=6, rounds=40, batch=2, participation=participation)
+    sim = make_simulator(config, data.load("mnist-mini"))
+    scenario = Scenario.of(config, sim.model, sim.classes)
+    reports = [sim.round(t) for t in range(1, 41)]
+
+    def run(first):
+        clock = RoundClock(scenario)
+        return [clock.round(t, 1, reports[t - 1].ledger, reports[t - 1].clients) for t in range(first, 41)]
+
+    assert run(1)[20:] == run(21)
+    assert run(1)[35:] == run(36)
+    alone = time_rounds([scenario.stages(1, syncs=False)], scenario.cell, scenario.channel.at(1))[0]
+    if participation == 1:
+        assert run(1)[0][0] == pytest.approx(float(alone.seconds), rel=1e-9)
