@@ -23,7 +23,7 @@ lint: $(STAMP)  ## style, types, layers
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## every benchmark
-	$(BIN)/splitcast bench engine
+	for what in engine allocate; do $(BIN)/splitcast bench $$what; done
 
 clean:
 	rm -rf .venv build dist demo

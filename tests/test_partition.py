@@ -139,7 +139,7 @@ def test_ten_thousand_clients_take_less_than_two_seconds(kind, alpha):
     [
         ({"clients": 0}, ["clients = 0", "1 to 20"]),
         ({"clients": 21}, ["clients = 21", "1 to 20"]),
-        ({"kind": "sorted"}, ["kind", "'sorted'", "iid, dirichlet, shards"]),
+        ({"kind": "sorted"}, ["partition", "'sorted'", "iid, dirichlet, shards"]),
         ({"sizes": "random"}, ["sizes", "'random'", "equal, unequal"]),
         ({"kind": "dirichlet", "alpha": 0.0}, ["alpha = 0.0", "above 0"]),
         ({"kind": "dirichlet", "alpha": -1.0}, ["alpha = -1.0", "above 0"]),

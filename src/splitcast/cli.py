@@ -19,6 +19,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
 
   train     train one scheme; write a run folder
   compare   train several schemes on the same data and seeds; one table, one figure
+  plan      which cut, how long a round takes in a wireless cell, and who gets what
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -26,6 +27,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
 examples:
   splitcast train --scheme sfl-ga --cut 1 --rounds 100
   splitcast compare sfl-ga sfl psl --partition dirichlet --alpha 0.3 --out runs/skewed
+  splitcast plan --scheme sfl --bandwidth-hz 10e6 --epsilon 0.001
   splitcast train --config my.toml --lr 0.1
 """
 
@@ -69,6 +71,23 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class PlanOptions:
+    """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line."""
+
+    settings: Config = field(default_factory=Config)
+    draws: int = 100
+    """Channel draws to average over: the first rounds of a training with these settings."""
+    input_shape: tuple[int, ...] = ()
+    """Shape of one sample. Default: the data set's."""
+    classes: int | None = None
+    """Number of labels. Default: the data set's."""
+    out: Path = Path("runs/plan")
+    """Folder for the figure (gantt.png, gantt.svg)."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -99,7 +118,7 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine."""
+    """engine or allocate."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False
@@ -116,6 +135,16 @@ def compare(options: CompareOptions) -> None:
     from splitcast.show import run_comparison
 
     run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
+
+
+def plan(options: PlanOptions) -> None:
+    from splitcast.models import build
+    from splitcast.show_plan import run_plan
+
+    config, model = options.settings, None
+    if options.input_shape:
+        model = build(config.model.arch, options.input_shape, options.classes or 10, seed=0)
+    run_plan(config, options.draws, options.out, model, options.classes, options.json)
 
 
 def profile(options: ProfileOptions) -> None:
@@ -161,6 +190,7 @@ Command = Callable[[Any], None]
 COMMANDS: dict[str, tuple[type, Command]] = {
     "train": (TrainOptions, train),
     "compare": (CompareOptions, compare),
+    "plan": (PlanOptions, plan),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),

@@ -10,7 +10,7 @@ from splitcast.config import Config, to_toml, with_values
 from splitcast.errors import SplitcastError
 from splitcast.figures import plot_comparison
 from splitcast.records import RoundRecord, RunFolder
-from splitcast.run import OnRound, make_simulator, train
+from splitcast.run import OnRound, make_clock, make_simulator, train
 
 Watch = Callable[[str, Config], OnRound | None]
 
@@ -24,8 +24,11 @@ class Row:
     """test accuracy after the last round"""
     megabytes: float
     """bytes on the air of the whole run / 10^6"""
+    seconds: float
+    """simulated seconds of the whole run"""
     rounds_to_target: int | None
     megabytes_to_target: float | None
+    seconds_to_target: float | None
     drift: float
 
 
@@ -38,7 +41,7 @@ def compare(
     images = data.load(config.data.dataset)
     configs = {name: with_values(config, scheme=name) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
-        make_simulator(each, images)
+        make_clock(each, make_simulator(each, images))
     runs = {}
     for name, each in configs.items():
         folder = RunFolder(out / name)
@@ -75,12 +78,15 @@ def rows(runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None)
 
 def _row(name: str, records: Sequence[RoundRecord], target: float) -> Row:
     megabytes = list(accumulate((r.up_bytes + r.down_bytes) / 1e6 for r in records))
+    seconds = list(accumulate(r.latency_s for r in records))
     hit = next((k for k, r in enumerate(records) if (r.test_accuracy or 0.0) >= target), None)
     return Row(
         name=name,
         accuracy=records[-1].test_accuracy or 0.0,
         megabytes=megabytes[-1],
+        seconds=seconds[-1],
         rounds_to_target=None if hit is None else records[hit].round,
         megabytes_to_target=None if hit is None else megabytes[hit],
+        seconds_to_target=None if hit is None else seconds[hit],
         drift=records[-1].drift,
     )

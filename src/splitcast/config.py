@@ -118,7 +118,7 @@ class TrainConfig:
     """Samples per client and local step b."""
     local_steps: Count = 1
     """Local steps per round, tau."""
-    lr: Positive = 0.05
+    lr: Positive = 0.02
     """Learning rate eta."""
     momentum: Probability = 0.0
     """SGD momentum; its state is averaged and moved with the weights, and counted in the bytes."""

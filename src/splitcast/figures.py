@@ -20,29 +20,31 @@ Curve = tuple[list[float], list[float]]
 
 
 def accuracy_curves(records: Sequence[RoundRecord]) -> dict[str, Curve]:
-    """Test accuracy in % against rounds and against cumulative MB (10^6 bytes)."""
-    megabytes = list(accumulate((r.up_bytes + r.down_bytes) / 1e6 for r in records))
-    tested = [(r, mb) for r, mb in zip(records, megabytes, strict=True) if r.test_accuracy is not None]
-    accuracy = [100 * (r.test_accuracy or 0.0) for r, _ in tested]
-    return {
-        "rounds": ([float(r.round) for r, _ in tested], accuracy),
-        "MB": ([mb for _, mb in tested], accuracy),
+    """Test accuracy in % against rounds, cumulative MB (10^6 bytes) and simulated seconds."""
+    costs = {
+        "rounds": [float(r.round) for r in records],
+        "MB": list(accumulate((r.up_bytes + r.down_bytes) / 1e6 for r in records)),
+        "seconds": list(accumulate(r.latency_s for r in records)),
     }
+    tested = [k for k, r in enumerate(records) if r.test_accuracy is not None]
+    accuracy = [100 * (records[k].test_accuracy or 0.0) for k in tested]
+    return {name: ([cost[k] for k in tested], accuracy) for name, cost in costs.items()}
 
 
 def plot_comparison(runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: str) -> None:
-    """Accuracy against rounds and against MB, side by side, one line per run; PNG and SVG."""
+    """Accuracy against rounds, MB and simulated seconds, side by side, one line per run; PNG and SVG."""
     curves = {name: accuracy_curves(records) for name, records in runs.items()}
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True, layout="constrained")
-    _lines(axes[0], {name: curve["rounds"] for name, curve in curves.items()}, "communication rounds")
-    _lines(
-        axes[1],
-        {name: curve["MB"] for name, curve in curves.items()},
-        "data on the air (MB, both directions)",
-    )
-    spread = [max(curve["MB"][0]) for curve in curves.values()]
-    if max(spread) > 8 * min(spread):
-        axes[1].set_xscale("log")
+    labels = {
+        "rounds": "communication rounds",
+        "MB": "data on the air (MB, both directions)",
+        "seconds": "simulated time (s)",
+    }
+    figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), sharey=True, layout="constrained")
+    for axis, (key, label) in zip(axes, labels.items(), strict=True):
+        _lines(axis, {name: curve[key] for name, curve in curves.items()}, label)
+        reach = [max(curve[key][0]) for curve in curves.values()]
+        if max(reach) > 8 * min(reach):
+            axis.set_xscale("log")
     axes[0].set_ylabel("test accuracy (%)")
     axes[0].legend(loc="lower right")
     figure.suptitle(title)

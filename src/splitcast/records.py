@@ -45,6 +45,11 @@ class RoundRecord:
     """bytes on the air per direction and kind"""
     drift: float
     """mean distance of the client halves from their average"""
+    latency_s: float
+    """simulated seconds of the round"""
+    slowest_client: int
+    """who held the round up longest, and with what: compute, uplink, server, downlink or backward"""
+    slowest_part: str
     test_loss: float | None = None
     test_accuracy: float | None = None
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from splitcast import data
+from splitcast.ccc.scenario import RoundClock, Scenario
 from splitcast.config import Config
 from splitcast.data import ImageData
 from splitcast.engine.simulator import RoundReport, Simulator
@@ -61,6 +62,7 @@ def train(
     """
     images = images or data.load(config.data.dataset)
     simulator = make_simulator(config, images, model)
+    clock = make_clock(config, simulator)
     folder = RunFolder(out) if out else None
     records: list[RoundRecord] = []
     if folder and resume:
@@ -81,7 +83,7 @@ def train(
             )
         last = t == config.train.rounds
         tested = simulator.evaluate(test_x, test_y) if last or t % config.train.eval_every == 0 else None
-        records.append(_record(t, simulator, report, tested))
+        records.append(_record(t, simulator, report, clock, tested))
         if folder:
             folder.append(records[-1])
             if last or t % config.train.checkpoint_every == 0:
@@ -127,6 +129,13 @@ def make_simulator(config: Config, images: ImageData, model: SplitModel | None =
     )
 
 
+def make_clock(config: Config, simulator: Simulator) -> RoundClock:
+    """The cell in which the simulator's rounds take time."""
+    scenario = Scenario.of(config, simulator.model, simulator.classes)
+    scenario.check(config.split.cut, config.train.rounds)
+    return RoundClock(scenario)
+
+
 def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dict[str, Any]:
     """What a reader wants to know first."""
     tested = [r for r in records if r.test_accuracy is not None]
@@ -140,6 +149,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
         "drift": records[-1].drift,
         "up_bytes": sum(r.up_bytes for r in records),
         "down_bytes": sum(r.down_bytes for r in records),
+        "latency_s": sum(r.latency_s for r in records),
         "seconds_of_this_session": round(seconds, 3),
         "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
         "python": platform.python_version(),
@@ -147,7 +157,10 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
     }
 
 
-def _record(t: int, simulator: Simulator, report: RoundReport, tested: tuple[float, float] | None) -> RoundRecord:
+def _record(
+    t: int, simulator: Simulator, report: RoundReport, clock: RoundClock, tested: tuple[float, float] | None
+) -> RoundRecord:
+    latency_s, slowest_client, slowest_part = clock.round(t, simulator.state.cut, report.ledger, report.clients)
     return RoundRecord(
         round=t,
         cut=simulator.state.cut,
@@ -157,6 +170,9 @@ def _record(t: int, simulator: Simulator, report: RoundReport, tested: tuple[flo
         down_bytes=report.ledger.total("down"),
         kinds=report.ledger.by_kind(),
         drift=simulator.drift(),
+        latency_s=latency_s,
+        slowest_client=slowest_client,
+        slowest_part=slowest_part,
         test_loss=tested[0] if tested else None,
         test_accuracy=tested[1] if tested else None,
     )

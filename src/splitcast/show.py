@@ -33,7 +33,7 @@ class Output(Protocol):
 
 
 class Watch:
-    """A progress bar per run with accuracy, MB and rounds per second."""
+    """A progress bar per run with accuracy, MB, simulated seconds and rounds per second."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -53,17 +53,18 @@ class Watch:
 
     def __call__(self, name: str, config: Config) -> OnRound:
         task = self.progress.add_task(name, total=config.train.rounds, status="")
-        started, seen, sent, accuracy = time.perf_counter(), 0, 0, ""
+        started, seen, sent, clock, accuracy = time.perf_counter(), 0, 0, 0.0, ""
 
         def show(record: RoundRecord) -> None:
-            nonlocal seen, sent, accuracy
+            nonlocal seen, sent, clock, accuracy
             self.progress.start()  # not before the first round: bad input must print one line and nothing else
             seen += 1
             sent += record.up_bytes + record.down_bytes
+            clock += record.latency_s
             if record.test_accuracy is not None:
                 accuracy = f"{100 * record.test_accuracy:5.2f} %"
             speed = seen / (time.perf_counter() - started)
-            status = f"{accuracy:>8}  {sent / 1e6:8.1f} MB  {speed:5.1f} rounds/s"
+            status = f"{accuracy:>8}  {sent / 1e6:8.1f} MB  {clock:7.1f} s simulated  {speed:5.1f} rounds/s"
             self.progress.update(task, completed=record.round, status=status)
 
         return show
@@ -97,7 +98,8 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
         megabytes = (summary["up_bytes"] + summary["down_bytes"]) / 1e6
         print(
             f"{summary['scheme']}: {100 * summary['accuracy']:.2f} % after {summary['rounds']} rounds, "
-            f"{megabytes:.1f} MB, drift {summary['drift']:.3g}; run folder {folder}"
+            f"{megabytes:.1f} MB, {summary['latency_s']:.1f} s simulated, drift {summary['drift']:.3g}; "
+            f"run folder {folder}"
         )
 
 
@@ -113,15 +115,17 @@ def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: fl
         return
     goal = f"to {100 * target:g} %"
     table = Table(title=comparison.title_of(config))
-    for heading in ("scheme", "accuracy", "MB", f"rounds {goal}", f"MB {goal}", "drift"):
+    for heading in ("scheme", "accuracy", "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for row in rows:
         table.add_row(
             row.name,
             f"{100 * row.accuracy:.2f} %",
             f"{row.megabytes:.1f}",
+            f"{row.seconds:.1f}",
             "never" if row.rounds_to_target is None else str(row.rounds_to_target),
             "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
+            "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
             f"{row.drift:.3g}",
         )
     console = Console()
@@ -184,7 +188,7 @@ def _tensorboard(folder: Path) -> OnRound:
     writer: SummaryWriter = SummaryWriter(str(folder.with_name(folder.name + "-events")))
 
     def write(record: RoundRecord) -> None:
-        for key in ("loss", "drift", "up_bytes", "down_bytes", "test_loss", "test_accuracy"):
+        for key in ("loss", "drift", "up_bytes", "down_bytes", "latency_s", "test_loss", "test_accuracy"):
             value = getattr(record, key)
             if value is not None:
                 writer.add_scalar(key, value, record.round)

@@ -13,4 +13,10 @@ def _engine(repeats: int) -> list[Row]:
     return engine(repeats)
 
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"engine": _engine}
+def _allocate(repeats: int) -> list[Row]:
+    from splitcast.bench.allocate import bench_allocate
+
+    return bench_allocate(repeats)
+
+
+BENCHES: dict[str, Callable[[int], list[Row]]] = {"engine": _engine, "allocate": _allocate}

@@ -15,13 +15,19 @@ def cnn(
     """Five blocks for images (C, H, W)."""
     depth, height, width = input_shape
     flat = channels[1] * (height // 4) * (width // 4)
-    return [
+    blocks: list[nn.Module] = [
         nn.Sequential(nn.Conv2d(depth, channels[0], 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Sequential(nn.Conv2d(channels[0], channels[1], 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Sequential(nn.Flatten(), nn.Linear(flat, hidden[0]), nn.ReLU()),
         nn.Sequential(nn.Linear(hidden[0], hidden[1]), nn.ReLU()),
         nn.Linear(hidden[1], classes),
     ]
+    for module in nn.ModuleList(blocks).modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            # He et al. 2015: torch's default start leaves plain SGD on a plateau for the first tens of rounds
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+    return blocks
 
 
 def paper_cnn(input_shape: Sequence[int], classes: int) -> list[nn.Module]:

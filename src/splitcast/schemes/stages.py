@@ -44,8 +44,8 @@ class Stage:
 
     name: str
     clients: tuple[int, ...]
-    forward_flops: float = 0.0
-    """on the client"""
+    compute_flops: float = 0.0
+    """on the client, before it sends"""
     uplink_bits: int = 0
     """the clients share the bandwidth"""
     server_flops: float = 0.0
@@ -57,7 +57,7 @@ class Stage:
     unicast_bits: int = 0
     """the clients share the bandwidth"""
     backward_flops: float = 0.0
-    """on the client"""
+    """on the client, after it received"""
 
 
 def workloads(model: SplitModel, scheme: Scheme, batch: int, workload: str) -> Mapping[int, Work]:
@@ -124,7 +124,7 @@ def _turn(
     if scheme.whole_model:
         flops = local_steps * (work.client_forward + work.client_backward)
         upload, *rest = models or [Stage("model", clients)]
-        return [replace(upload, forward_flops=flops), *rest]
+        return [replace(upload, compute_flops=flops), *rest]
     trained: list[Stage] = []
     for step in steps:
         up = 8 * sum(m.nbytes for m in step if m.direction == "up")
@@ -136,11 +136,11 @@ def _turn(
 
 
 def _feedback(messages: Iterable[Message], work: Work, clients: tuple[int, ...]) -> list[Stage]:
+    """A stage for what is broadcast and one for what is unicast, in the order in which they are sent."""
     stages = []
     for broadcast, group in groupby(messages, key=lambda m: m.broadcast):
         bits = 8 * sum(m.nbytes for m in group)
-        field = "broadcast_bits" if broadcast else "unicast_bits"
-        stages.append(replace(Stage("feedback", clients), **{field: bits}))
+        stages.append(_down("feedback", clients, bits, broadcast=broadcast))
     stages = stages or [Stage("feedback", clients)]
     stages[0] = replace(stages[0], joint_flops=work.feedback)
     stages[-1] = replace(stages[-1], backward_flops=work.client_backward)
@@ -148,8 +148,13 @@ def _feedback(messages: Iterable[Message], work: Work, clients: tuple[int, ...])
 
 
 def _transfer(name: str, message: Message, clients: tuple[int, ...]) -> Stage:
-    field = "uplink_bits" if message.direction == "up" else "broadcast_bits" if message.broadcast else "unicast_bits"
-    return replace(Stage(name, clients), **{field: 8 * message.nbytes})
+    if message.direction == "up":
+        return Stage(name, clients, uplink_bits=8 * message.nbytes)
+    return _down(name, clients, 8 * message.nbytes, broadcast=message.broadcast)
+
+
+def _down(name: str, clients: tuple[int, ...], bits: int, *, broadcast: bool) -> Stage:
+    return Stage(name, clients, broadcast_bits=bits) if broadcast else Stage(name, clients, unicast_bits=bits)
 
 
 class _SizeOnly:

@@ -1,0 +1,94 @@
+"""A scheme and a model in a cell: what a round of each cut sends, computes and takes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from splitcast.ccc.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.config import Config
+from splitcast.errors import SplitcastError, one_of
+from splitcast.network.cell import Cell, cell
+from splitcast.network.channel import Channel, channel
+from splitcast.network.latency import RoundTime
+from splitcast.network.privacy import allowed_cuts
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.schemes import Scheme, scheme
+from splitcast.schemes.stages import Stage, Work, dry_ledger, round_stages, workloads
+from splitcast.split import SplitModel
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that determines the time of a round."""
+
+    config: Config
+    model: SplitModel
+    scheme: Scheme
+    classes: int
+    cell: Cell
+    channel: Channel
+    work: Mapping[int, Work]
+    """Per cut; a scheme without a cut has one entry, for the cut V."""
+    allocator: Allocator
+
+    @staticmethod
+    def of(config: Config, model: SplitModel, classes: int) -> "Scenario":
+        """The scenario a configuration describes."""
+        net, clients, seed = config.network, config.data.clients, config.train.seed
+        chosen = scheme(config.split)
+        return Scenario(
+            config,
+            model,
+            chosen,
+            classes,
+            cell(net, clients, seed),
+            channel(net, clients, seed),
+            workloads(model, chosen, config.train.batch, net.workload),
+            ALLOCATORS[one_of("allocation", net.allocation, ALLOCATORS)],
+        )
+
+    def stages(self, cut: int, *, syncs: bool) -> list[Stage]:
+        """A round with all clients; with ``syncs``, one in which client halves are averaged."""
+        train, everyone = self.config.train, range(self.cell.clients)
+        shape = (train.batch, *self.model.smashed_shape(cut))
+        values = self.model.client_size(cut) * (2 if train.momentum else 1)
+        sent = dry_ledger(
+            self.scheme, shape, self.classes, values, everyone, local_steps=train.local_steps, syncs=syncs
+        )
+        return round_stages(sent.messages, self.scheme, self.work[cut], everyone, train.local_steps)
+
+    def check(self, cut: int, rounds: int) -> None:
+        """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""
+        self.channel.at(rounds)
+        epsilon = self.config.network.epsilon
+        if epsilon and not self.scheme.whole_model:
+            allowed = allowed_cuts(self.model.profile(), epsilon)
+            if cut not in allowed:
+                raise SplitcastError(f"cut: {cut} violates epsilon {epsilon:g}; choose one of {allowed}")
+
+
+class RoundClock:
+    """Times the rounds of a training as they happen.
+
+    The channel of coming rounds is known and what they send is mostly the same, so a block of rounds is solved at
+    once and kept. Blocks start at fixed rounds: a resumed run solves the same ones and gets the same bits.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._block = max(1, min(32, 1024 // scenario.cell.clients))
+        self._known: tuple[range, list[Stage]] = (range(0), [])
+        self._timed = RoundTime([])
+
+    def round(self, t: int, cut: int, ledger: Ledger, clients: Sequence[int]) -> tuple[float, int, str]:
+        """Seconds of round ``t``, which sent what the ledger says; who held it up longest, and with what."""
+        here, train = self.scenario, self.scenario.config.train
+        stages = round_stages(ledger.messages, here.scheme, here.work[cut], clients, train.local_steps)
+        first = t - (t - 1) % self._block
+        block = range(first, min(first + self._block, train.rounds + 1))
+        if self._known != (block, stages):
+            gains = np.stack([here.channel.at(k) for k in block])
+            self._known, self._timed = (block, stages), time_rounds([stages], here.cell, gains, here.allocator)[0]
+        at = (t - first,)
+        return float(self._timed.seconds[at]), *self._timed.culprit(at)
