@@ -23,7 +23,7 @@ def refused(capsys, *args):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--scheme", "slf"], ["scheme", "'slf'", "sfl-ga, sfl, psl, epsl, fl, sl"]),
+        (["--scheme", "slf"], ["scheme", "'slf'", "sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl"]),
         (["--cut", "0"], ["cut", "0", "1..4"]),
         (["--cut", "5"], ["cut", "5", "1..4"]),
         (["--lr", "-1"], ["lr", "greater than 0", "-1"]),
@@ -35,6 +35,11 @@ def refused(capsys, *args):
         (["--partition", "sorted"], ["partition", "'sorted'", "iid, dirichlet, shards"]),
         (["--sizes", "big"], ["sizes", "'big'", "equal, unequal"]),
         (["--uplink-codec", "int3"], ["uplink_codec", "'int3'", "fp32"]),
+        (["--downlink-codec", "int16"], ["downlink_codec", "'int16'", "auto, fp32, fp16, int8, int4, int2"]),
+        (["--rank", "0"], ["rank", "greater than or equal to 1"]),
+        (["--drop", "1"], ["drop", "less than 1"]),
+        (["--sync-every", "-2"], ["sync_every", "greater than or equal to -1"]),
+        (["--scheme", "sl", "--sync-every", "3"], ["sync_every", "3", "sl"]),
         (["--client-update", "mean"], ["client_update", "'mean'", "own, identical"]),
         (["--scheme", "fl", "--client-update", "identical"], ["client_update", "fl"]),
         (["--dtype", "int8"], ["dtype", "'int8'", "float32, float64"]),
@@ -152,7 +157,10 @@ def test_the_set_of_training_options_is_guarded():
     assert names == [
         ["dataset", "clients", "partition", "alpha", "classes_per_client", "sizes"],
         ["arch"],
-        ["scheme", "cut", "aggregate", "uplink_codec", "downlink_codec", "client_update"],
+        [
+            *("scheme", "cut", "aggregate", "rank", "drop", "sync_every"),
+            *("uplink_codec", "downlink_codec", "client_update"),
+        ],
         [
             *("rounds", "batch", "local_steps", "lr", "momentum", "participation", "dropout"),
             *("eval_every", "checkpoint_every", "seed", "dtype"),

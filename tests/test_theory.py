@@ -18,7 +18,7 @@ from splitcast.engine.simulator import Simulator
 from splitcast.errors import SplitcastError
 from splitcast.schemes.feedback import Mean, Partial, Unicast
 from splitcast.schemes.schemes import scheme
-from splitcast.seeds import stream
+from splitcast.seeds import stream, torch_seed
 from splitcast.split import SplitModel
 from splitcast.theory import (
     Assumptions,
@@ -233,6 +233,9 @@ def test_the_limit_is_where_the_conditions_bind(steps):
     lr = largest_lr(3.0, steps)
     conditions = [2 * 3.0 * lr * steps, 5 * 3 * 9.0 * lr**2 * steps * (steps - 1)]
     assert max(conditions) == pytest.approx(1)
+    if steps > 1:
+        lr = largest_lr(3.0, steps, as_printed=True)
+        assert 2 * 9.0 * lr**2 * steps * (steps - 1) == pytest.approx(1 / 5)
 
 
 @pytest.mark.parametrize(
@@ -542,20 +545,28 @@ def test_heterogeneity_equals_a_slow_loop(task):
     assert estimate_heterogeneity(model, params, x, y, same) == pytest.approx(0, abs=1e-12)
 
 
-def test_random_layers_repeat_and_leave_the_global_generator_alone():
+def test_random_layers_are_the_same_forward_and_back():
     torch.manual_seed(0)
-    model = SplitModel([nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)], (4,))
-    x, y = torch.randn(12, 4), torch.arange(12) % 2
+    layers = [nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)]
+    model, whole = SplitModel(layers, (4,)), nn.Sequential(*layers)
+    x, y, parts = torch.randn(12, 4), torch.arange(12) % 2, np.split(np.arange(12), 2)
     before = torch.get_rng_state()
-    one, two = (
-        estimate_gamma(model, model.initial(), x, y, [np.arange(12)], 6, 2, 0, feedback=Unicast()) for _ in range(2)
-    )
-    assert one == two
-    parts = np.split(np.arange(12), 2)
-    assert estimate_gamma(model, model.initial(), x, y, parts, 6, 2, 0) == estimate_gamma(
-        model, model.initial(), x, y, parts, 6, 2, 0
-    )
+    found = estimate_gamma(model, model.initial(), x, y, parts, 6, 2, 0)
     assert torch.equal(before, torch.get_rng_state())
+    slow = 0.0
+    for k in range(2):
+        passes, backs = [], []
+        for n, mine in enumerate(drawn(parts, 6, k)):
+            torch.manual_seed(torch_seed(0, "layers", 0, k, n))
+            smashed = whole[:2](x[mine])
+            seen = smashed.detach().requires_grad_()
+            F.cross_entropy(whole[2:](seen), y[mine]).backward()
+            passes.append(smashed)
+            backs.append(seen.grad)
+        for smashed, own in zip(passes, backs, strict=True):
+            off = torch.autograd.grad(smashed, list(whole[0].parameters()), sum(backs) / 2 - own)
+            slow += float(flat(off).square().sum()) / 4
+    assert found.raw[1] == pytest.approx(slow, rel=1e-5)
 
 
 def test_too_few_draws_are_named(task):

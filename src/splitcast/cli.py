@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from splitcast.config import Config, load
+from splitcast.config import Config, LearnConfig, load
 from splitcast.errors import SplitcastError
 
 HELP = """\
@@ -20,6 +20,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   train     train one scheme; write a run folder
   compare   train several schemes on the same data and seeds; one table, one figure
   plan      which cut, how long a round takes in a wireless cell, and who gets what
+  learn     learn which cut to take under which channel (DDQN), for train --policy
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -28,6 +29,7 @@ examples:
   splitcast train --scheme sfl-ga --cut 1 --rounds 100
   splitcast compare sfl-ga sfl psl --partition dirichlet --alpha 0.3 --out runs/skewed
   splitcast plan --scheme sfl --bandwidth-hz 10e6 --epsilon 0.001
+  splitcast train --policy greedy --epsilon 0.001
   splitcast train --config my.toml --lr 0.1
 """
 
@@ -88,6 +90,17 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
+class LearnOptions:
+    """Learn a cut policy by Algorithm 1 (DDQN) and judge it on held-out channels; --rounds is the episode's length."""
+
+    settings: Config = field(default_factory=Config)
+    learning: LearnConfig = field(default_factory=LearnConfig)
+    out: Path = Path("runs/learn")
+    """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -118,7 +131,7 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine or allocate."""
+    """engine, allocate, gb or ccc."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False
@@ -145,6 +158,12 @@ def plan(options: PlanOptions) -> None:
     if options.input_shape:
         model = build(config.model.arch, options.input_shape, options.classes or 10, seed=0)
     run_plan(config, options.draws, options.out, model, options.classes, options.json)
+
+
+def learn(options: LearnOptions) -> None:
+    from splitcast.show_learn import run_learning
+
+    run_learning(options.settings, options.learning, options.out, options.output)
 
 
 def profile(options: ProfileOptions) -> None:
@@ -191,6 +210,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "train": (TrainOptions, train),
     "compare": (CompareOptions, compare),
     "plan": (PlanOptions, plan),
+    "learn": (LearnOptions, learn),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),

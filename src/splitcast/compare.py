@@ -10,7 +10,7 @@ from splitcast.config import Config, to_toml, with_values
 from splitcast.errors import SplitcastError
 from splitcast.figures import plot_comparison
 from splitcast.records import RoundRecord, RunFolder
-from splitcast.run import OnRound, make_clock, make_simulator, train
+from splitcast.run import OnRound, make_clock, make_pilot, make_simulator, train
 
 Watch = Callable[[str, Config], OnRound | None]
 
@@ -41,7 +41,8 @@ def compare(
     images = data.load(config.data.dataset)
     configs = {name: with_values(config, scheme=name) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
-        make_clock(each, make_simulator(each, images))
+        simulator = make_simulator(each, images)
+        make_pilot(each, simulator, make_clock(each, simulator), images)
     runs = {}
     for name, each in configs.items():
         folder = RunFolder(out / name)
@@ -62,8 +63,10 @@ def title_of(config: Config) -> str:
         "dirichlet": f"Dirichlet({config.data.alpha:g})",
         "shards": f"{config.data.classes_per_client} classes per client",
     }[config.data.partition]
+    policy = config.policy.policy
+    cut = f"cut {config.split.cut}" if policy == "fixed" else f"policy {policy}"
     return (
-        f"{config.data.dataset}, {spread}, {config.data.clients} clients, cut {config.split.cut}, "
+        f"{config.data.dataset}, {spread}, {config.data.clients} clients, {cut}, "
         f"batch {config.train.batch}, {config.train.local_steps} local step(s), lr {config.train.lr:g}"
     )
 

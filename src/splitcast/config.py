@@ -95,15 +95,21 @@ class SplitConfig:
     """How the model is split and what travels."""
 
     scheme: str = "sfl-ga"
-    """sfl-ga, sfl, psl, epsl, fl or sl."""
+    """sfl-ga, sfl, psl, epsl, sfl-gb, fl or sl."""
     cut: int = 1
     """Blocks on the client, 1..V-1."""
     aggregate: Annotated[float, Field(ge=0, le=1)] = 0.5
     """epsl: fraction of the batch rows whose gradients are aggregated and broadcast."""
-    uplink_codec: str = "fp32"
-    """Format of smashed data on the wire: fp32 or fp16."""
-    downlink_codec: str = "fp32"
-    """Format of smashed-data gradients on the wire: fp32 or fp16."""
+    rank: Count = 8
+    """sfl-gb: directions in the broadcast basis of the gradients; the most there may be if `drop` is given."""
+    drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """sfl-gb: share of the gradients' energy a step may drop, with as few directions as that takes."""
+    sync_every: Annotated[int, Field(ge=-1)] = -1
+    """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm."""
+    uplink_codec: str = "auto"
+    """Format of smashed data on the wire: fp32, fp16, int8, int4 or int2. auto: int2 for sfl-gb, else fp32."""
+    downlink_codec: str = "auto"
+    """Format of smashed-data gradients on the wire, as above. auto: int8 for sfl-gb, else fp32."""
     client_update: str = "own"
     """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
 
@@ -183,6 +189,46 @@ class NetworkConfig:
 
 
 @section
+class PolicyConfig:
+    """Which cut every round uses."""
+
+    policy: str = "fixed"
+    """fixed (the cut given), fixed:V, random, greedy, myopic, clairvoyant, ddqn:FILE, or module:function of yours."""
+    charge_migration: bool = True
+    """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
+    gamma_draws: Annotated[int, Field(ge=0)] = 0
+    """Measure Gamma(phi(v)) at the start, from so many mini-batches per client, instead of taking `gamma`."""
+
+
+@section
+class LearnConfig:
+    """How the DDQN of Algorithm 1 learns. Not part of a run: a policy is learned once and then used by many."""
+
+    episodes: Count = 500
+    """Episodes L_max; an episode is as long as a training."""
+    parallel: Count = 10
+    """Episodes that run side by side; they share each gradient step."""
+    hidden: Count = 64
+    """Units of each of the two hidden layers of the Q-network."""
+    learning_rate: Positive = 2e-3
+    """Adam's learning rate at the start; it falls linearly to zero."""
+    discount: Probability | None = None
+    """Discount gamma. Default: 0 while moves are free, since then a cut changes nothing but its own round, else 0.9."""
+    minibatch: Count = 128
+    """Transitions per gradient step."""
+    buffer: Count = 100_000
+    """Transitions that are remembered."""
+    target_every: Count = 50
+    """Gradient steps between copies of the Q-network to the target network."""
+    explore_episodes: Count = 100
+    """Episodes over which the chance of a random cut falls from 1 to `explore_end`."""
+    explore_end: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance of a random cut from then on; it is 0 in use."""
+    held_out: Count = 20
+    """Episodes, never learned from, on which the policy is judged."""
+
+
+@section
 class Config:
     """Everything that determines a run.
 
@@ -198,6 +244,7 @@ class Config:
     split: SplitConfig = field(default_factory=SplitConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 def with_values(config: Config, **values: Any) -> Config:

@@ -112,10 +112,7 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     """
     if draws < 1:
         raise SplitcastError(f"draws: {draws}; must be at least 1")
-    shape, known_classes = SHAPES[one_of("dataset", config.data.dataset, SHAPES)]
-    classes = classes or known_classes
-    model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
-    scenario = Scenario.of(config, model, classes)
+    scenario = scenario_of(config, model, classes)
     if isinstance(scenario.channel, Trace):
         draws = min(draws, len(scenario.channel.gains))
     cuts = cut_plans(scenario, draws)
@@ -126,6 +123,14 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     times = {name: time_rounds([stages], scenario.cell, gains, share)[0] for name, share in ALLOCATORS.items()}
     clients = client_plans(scenario, times[config.network.allocation], gains)
     return Plan(scenario.scheme.name, draws, cuts, best, shown, clients, times["optimal"], times["equal"])
+
+
+def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
+    """The scenario a configuration describes, without its data."""
+    shape, known_classes = SHAPES[one_of("dataset", config.data.dataset, SHAPES)]
+    classes = classes or known_classes
+    model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
+    return Scenario.of(config, model, classes)
 
 
 def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:

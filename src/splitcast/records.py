@@ -1,6 +1,7 @@
 """A run folder: what was asked, what happened each round, where it stands, and how it ended.
 
     config.toml              the configuration
+    gamma.json               Gamma of every cut, if it was measured for the policy
     rounds.jsonl             one line per round, nothing in it depends on the machine's speed
     checkpoint.safetensors   all weights and optimiser state after some round
     summary.json             written when the run is complete
@@ -12,7 +13,7 @@ it is cut back to the round of the checkpoint.
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class RunFolder:
         self.rounds_file = path / "rounds.jsonl"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.summary_file = path / "summary.json"
+        self.gamma_file = path / "gamma.json"
 
     def create(self, config: Config) -> None:
         """Start a new run in an empty or absent folder."""
@@ -90,6 +92,19 @@ class RunFolder:
         if not self.config_file.is_file():
             raise SplitcastError(f"run: {self.path} is not a run folder (it has no config.toml)")
         return load(self.config_file)
+
+    def save_gamma(self, gamma: Sequence[float]) -> None:
+        """Keep what was measured, so that resuming need not do it again."""
+        write_atomically(self.gamma_file, (json.dumps({"gamma": list(gamma)}) + "\n").encode())
+
+    def gamma(self) -> tuple[float, ...]:
+        """What `save_gamma` kept; empty if nothing."""
+        if not self.gamma_file.is_file():
+            return ()
+        try:
+            return tuple(float(value) for value in json.loads(self.gamma_file.read_text(encoding="utf-8"))["gamma"])
+        except (ValueError, TypeError, KeyError):
+            raise SplitcastError(f"run: {self.gamma_file} is damaged; delete it to measure Gamma again") from None
 
     def rounds(self) -> list[RoundRecord]:
         """Every complete line of `rounds.jsonl`."""

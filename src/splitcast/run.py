@@ -7,17 +7,22 @@ import math
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from splitcast import data
+from splitcast.ccc.policies import Pilot, fixed_cut
 from splitcast.ccc.scenario import RoundClock, Scenario
-from splitcast.config import Config
+from splitcast.ccc.world import World
+from splitcast.config import Config, with_values
 from splitcast.data import ImageData
 from splitcast.engine.simulator import RoundReport, Simulator
 from splitcast.errors import SplitcastError, one_of
@@ -27,6 +32,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import SplitModel
+from splitcast.theory import estimate_gamma
 
 OnRound = Callable[[RoundRecord], None]
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -64,6 +70,7 @@ def train(
     simulator = make_simulator(config, images, model)
     clock = make_clock(config, simulator)
     folder = RunFolder(out) if out else None
+    pilot = make_pilot(config, simulator, clock, images, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
         records = _continue(folder, simulator)
@@ -71,12 +78,22 @@ def train(
             return Result(records, folder.summary(), simulator)
     elif folder:
         folder.create(config)
+        if pilot and config.policy.gamma_draws:
+            folder.save_gamma(pilot.world.scenario.config.network.gamma)
+    spent = 0.0
+    if pilot:
+        for record in records:  # one by one, as below: a resumed run must get the same bits
+            spent += pilot.cost(record.cut, record.latency_s)
 
     dtype = DTYPES[config.train.dtype]
     test_x, test_y = images.test_x.to(dtype), images.test_y
     started = time.perf_counter()
     for t in range(len(records) + 1, config.train.rounds + 1):
-        report = simulator.round(t, Ledger())
+        ledger = Ledger()
+        if pilot:
+            cut = pilot.choose(t, simulator.state.cut if t > 1 else None, spent)
+            simulator.recut(cut, ledger, charge=config.policy.charge_migration and t > 1)
+        report = simulator.round(t, ledger)
         if not math.isfinite(report.loss):
             raise SplitcastError(
                 f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
@@ -84,6 +101,8 @@ def train(
         last = t == config.train.rounds
         tested = simulator.evaluate(test_x, test_y) if last or t % config.train.eval_every == 0 else None
         records.append(_record(t, simulator, report, clock, tested))
+        if pilot:
+            spent += pilot.cost(records[-1].cut, records[-1].latency_s)
         if folder:
             folder.append(records[-1])
             if last or t % config.train.checkpoint_every == 0:
@@ -106,34 +125,82 @@ def _continue(folder: RunFolder, simulator: Simulator) -> list[RoundRecord]:
 
 def make_simulator(config: Config, images: ImageData, model: SplitModel | None = None) -> Simulator:
     """The parts a configuration names, put together."""
-    seed, spread = config.train.seed, config.data
-    parts = data.partition(
+    seed = config.train.seed
+    dtype = DTYPES[one_of("dtype", config.train.dtype, DTYPES)]
+    model = model or build(config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model"))
+    return Simulator(
+        model,
+        scheme(config.split),
+        _first_cut(config),
+        images.train_x.to(dtype),
+        images.train_y,
+        make_parts(config, images),
+        config.train,
+    )
+
+
+def make_parts(config: Config, images: ImageData) -> list[np.ndarray]:
+    """The rows of the training set that each client owns."""
+    spread = config.data
+    return data.partition(
         images.train_y.numpy(),
         spread.clients,
         spread.partition,
         alpha=spread.alpha,
         classes_per_client=spread.classes_per_client,
         sizes=spread.sizes,
-        rng=stream(seed, "data"),
+        rng=stream(config.train.seed, "data"),
     )
-    dtype = DTYPES[one_of("dtype", config.train.dtype, DTYPES)]
-    model = model or build(config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model"))
-    return Simulator(
-        model,
-        scheme(config.split),
-        config.split.cut,
-        images.train_x.to(dtype),
-        images.train_y,
-        parts,
-        config.train,
-    )
+
+
+def _first_cut(config: Config) -> int:
+    fixed = fixed_cut(config.policy.policy, config.split.cut)
+    return config.split.cut if fixed is None else fixed
 
 
 def make_clock(config: Config, simulator: Simulator) -> RoundClock:
     """The cell in which the simulator's rounds take time."""
     scenario = Scenario.of(config, simulator.model, simulator.classes)
-    scenario.check(config.split.cut, config.train.rounds)
+    if fixed_cut(config.policy.policy, config.split.cut) is None:
+        scenario.channel.at(config.train.rounds)
+    else:
+        scenario.check(simulator.state.cut, config.train.rounds)
     return RoundClock(scenario)
+
+
+def make_pilot(
+    config: Config, simulator: Simulator, clock: RoundClock, images: ImageData, folder: RunFolder | None = None
+) -> Pilot | None:
+    """Who chooses the cut of every round; None if it is fixed. A folder may hold a Gamma that was measured before."""
+    choice = config.policy
+    if choice.gamma_draws and config.network.gamma:
+        raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but gamma is given; leave one of them out")
+    if fixed_cut(choice.policy, config.split.cut) is not None:
+        return None
+    scenario = clock.scenario
+    if choice.gamma_draws:
+        gamma = folder.gamma() if folder else ()
+        scenario = replace(
+            scenario, config=with_values(config, gamma=gamma or measure_gamma(config, simulator, images))
+        )
+    world = World(scenario, charge_moves=choice.charge_migration)
+    return Pilot.of(world, choice.policy, config.train.rounds, config.split.cut)
+
+
+def measure_gamma(config: Config, simulator: Simulator, images: ImageData) -> tuple[float, ...]:
+    """Gamma(phi(v)) of every cut at the initial weights, from the clients' own data and the scheme's feedback."""
+    found = estimate_gamma(
+        simulator.model,
+        simulator.model.initial(simulator.x.dtype),
+        simulator.x,
+        simulator.y,
+        make_parts(config, images),
+        config.train.batch,
+        config.policy.gamma_draws,
+        config.train.seed,
+        simulator.scheme.feedback,
+    )
+    return found.fitted
 
 
 def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dict[str, Any]:
@@ -141,7 +208,10 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
     tested = [r for r in records if r.test_accuracy is not None]
     return {
         "scheme": config.split.scheme,
-        "cut": config.split.cut,
+        "policy": config.policy.policy,
+        "cut": records[-1].cut,
+        "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
+        "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
         "rounds": len(records),
         "accuracy": tested[-1].test_accuracy,
         "best_accuracy": max(r.test_accuracy or 0.0 for r in tested),

@@ -19,4 +19,16 @@ def _allocate(repeats: int) -> list[Row]:
     return bench_allocate(repeats)
 
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"engine": _engine, "allocate": _allocate}
+def _gb(repeats: int) -> list[Row]:
+    from splitcast.bench.gb import gb
+
+    return gb(repeats)
+
+
+def _ccc(repeats: int) -> list[Row]:
+    from splitcast.bench.ccc import ccc
+
+    return ccc(repeats)
+
+
+BENCHES: dict[str, Callable[[int], list[Row]]] = {"engine": _engine, "allocate": _allocate, "gb": _gb, "ccc": _ccc}

@@ -46,7 +46,7 @@ def engine(repeats: int) -> list[Row]:
 
 def _ratios(clients: int, batch: int, cuts: tuple[int, ...], repeats: int) -> list[Row]:
     model = build("cnn", SHAPE, CLASSES, seed=0)
-    x, y = _samples(2 * clients * batch)
+    x, y = samples(2 * clients * batch)
     turns: dict[str, Callable[[], object]] = {"central": _central(model, x[: clients * batch], y[: clients * batch])}
     for name in ("sfl-ga", "sfl"):
         for cut in cuts:
@@ -61,7 +61,8 @@ def _ratios(clients: int, batch: int, cuts: tuple[int, ...], repeats: int) -> li
     ]
 
 
-def _samples(count: int) -> tuple[Tensor, Tensor]:
+def samples(count: int) -> tuple[Tensor, Tensor]:
+    """Random images and labels."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(count, *SHAPE, generator=generator)
     return x, torch.randint(CLASSES, (count,), generator=generator)
@@ -114,7 +115,7 @@ def _naive(model: SplitModel, cut: int, x: Tensor, y: Tensor, batch: int) -> Cal
 if __name__ == "__main__":
     import time
 
-    large = _simulator(build("cnn", SHAPE, CLASSES, seed=0), "sfl-ga", 1, 10_000, 4, *_samples(80_000))
+    large = _simulator(build("cnn", SHAPE, CLASSES, seed=0), "sfl-ga", 1, 10_000, 4, *samples(80_000))
     start = time.perf_counter()
     large.round(1)
     large.drift()

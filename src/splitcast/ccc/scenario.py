@@ -44,7 +44,7 @@ class Scenario:
             classes,
             cell(net, clients, seed),
             channel(net, clients, seed),
-            workloads(model, chosen, config.train.batch, net.workload),
+            workloads(model, chosen, config.train.batch, net.workload, clients),
             ALLOCATORS[one_of("allocation", net.allocation, ALLOCATORS)],
         )
 

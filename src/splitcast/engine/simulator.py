@@ -24,6 +24,7 @@ from splitcast.data.batches import draw_batches
 from splitcast.engine.state import Half, State
 from splitcast.engine.step import Descent, Pass, client_backward, saved_bytes, server_pass
 from splitcast.schemes.messages import Ledger
+from splitcast.schemes.noise import Noise
 from splitcast.schemes.schemes import Scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import SplitModel
@@ -44,6 +45,24 @@ class RoundReport:
     clients: list[int]
     """Who took part."""
     ledger: Ledger
+
+    @property
+    def rank(self) -> float | None:
+        """Directions in the broadcast basis, averaged over the local steps; None without one."""
+        cuts = self.ledger.truncations
+        return sum(cut.rank for cut in cuts) / len(cuts) if cuts else None
+
+    @property
+    def gamma(self) -> float | None:
+        """sum_n rho^n ||s^n - received^n||^2 that the rank dropped, averaged over the local steps."""
+        cuts = self.ledger.truncations
+        return sum(cut.dropped for cut in cuts) / len(cuts) if cuts else None
+
+    @property
+    def dropped_energy(self) -> float | None:
+        """The same as a share of sum_n rho^n ||s^n||^2, the greatest of the local steps."""
+        cuts = self.ledger.truncations
+        return max(cut.dropped / cut.energy if cut.energy else 0.0 for cut in cuts) if cuts else None
 
 
 class Simulator:
@@ -93,9 +112,9 @@ class Simulator:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
             if self.scheme.sequential:
-                loss = self._in_turn(clients, rows, ledger)
+                loss = self._in_turn(t, clients, rows, ledger)
             else:
-                loss = self._in_parallel(clients, rows, ledger, averages=self.scheme.syncs(t))
+                loss = self._in_parallel(t, clients, rows, ledger, averages=self.scheme.syncs(t))
         if self.scheme.sequential or self.scheme.syncs(t):
             values = self.model.client_size(self.state.cut) * (2 if self.train.momentum else 1)
             self.scheme.send_models(values, ledger, clients.tolist())
@@ -133,7 +152,7 @@ class Simulator:
             steps.append(self._rows[self._first[:, None] + local][clients.numpy()])
         return torch.from_numpy(np.stack(steps))
 
-    def _in_parallel(self, clients: Tensor, rows: Tensor, ledger: Ledger, *, averages: bool) -> float:
+    def _in_parallel(self, t: int, clients: Tensor, rows: Tensor, ledger: Ledger, *, averages: bool) -> float:
         state, tau, identical = self.state, self.train.local_steps, self.scheme.identical
         rho = self.weights[clients] / self.weights[clients].sum()
         everyone = len(clients) == len(self.sizes)
@@ -155,7 +174,8 @@ class Simulator:
             client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
             server = state.server if tau == 1 else state.server.stack(len(ids))
             for i in range(tau):
-                loss += self._step(client, server, rows[i, members], share, ids, chunks, ledger) / tau
+                noise = Noise(self.train.seed, t, i)
+                loss += self._step(client, server, rows[i, members], share, ids, chunks, ledger, noise) / tau
                 if identical:
                     client.flush(*self._descent)
             if server.stacked:
@@ -173,13 +193,14 @@ class Simulator:
             state.client.put(clients, copies)
         return loss
 
-    def _in_turn(self, clients: Tensor, rows: Tensor, ledger: Ledger) -> float:
+    def _in_turn(self, t: int, clients: Tensor, rows: Tensor, ledger: Ledger) -> float:
         """Vanilla split learning: one server half, one client half handed from client to client."""
         one, state, loss = torch.ones(1, dtype=self.x.dtype), self.state, 0.0
         for position, client in enumerate(clients.tolist()):
             for i in range(self.train.local_steps):
                 batch = rows[i, position : position + 1]
-                loss += self._step(state.client, state.server, batch, one, [client], [slice(0, 1)], ledger)
+                noise = Noise(self.train.seed, t, i)
+                loss += self._step(state.client, state.server, batch, one, [client], [slice(0, 1)], ledger, noise)
                 state.client.flush(*self._descent)
                 state.server.flush(*self._descent)
         return loss / (len(clients) * self.train.local_steps)
@@ -193,6 +214,7 @@ class Simulator:
         ids: Sequence[int],
         chunks: list[slice],
         ledger: Ledger,
+        noise: Noise,
     ) -> float:
         """One local step of the clients ``ids``; returns their share of the loss, sum_n rho^n F^n."""
         model, scheme, cut = self.model, self.scheme, self.state.cut
@@ -203,7 +225,7 @@ class Simulator:
         for chunk in chunks:
             sent = Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
             smashed = sent.output.detach()
-            seen = smashed if scheme.whole_model else scheme.uplink.through(smashed)
+            seen = smashed if scheme.whole_model else scheme.uplink.through(smashed, noise.of("smashed", ids[chunk]))
             labels = self.y[rows[chunk]]
             losses, grad = server_pass(model, cut, server, seen, labels, rho[chunk], chunk, self._descent)
             loss += float(rho[chunk] @ losses)
@@ -216,7 +238,7 @@ class Simulator:
         if scheme.whole_model:
             received = all_grads
         else:
-            received = scheme.feedback.reply(all_grads, rho, scheme.downlink, ledger, ids)
+            received = scheme.feedback.reply(all_grads, rho, scheme.downlink, ledger, ids, noise)
         for chunk in chunks:
             # where the graphs do not fit into memory together, the clients' half runs again
             sent = kept.pop(0) if keep else Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Direction = Literal["up", "down"]
-Kind = Literal["smashed", "labels", "gradient", "model", "migration"]
+Kind = Literal["smashed", "labels", "gradient", "basis", "coefficients", "model", "migration"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,17 @@ class Message:
         return self.nbytes * (1 if self.broadcast else len(self.clients))
 
 
+@dataclass(frozen=True)
+class Truncation:
+    """What a basis broadcast left out in one local step."""
+
+    rank: int
+    energy: float
+    """sum_n rho^n ||s^n||^2"""
+    dropped: float
+    """sum_n rho^n ||s^n - received^n||^2 before rounding on the wire"""
+
+
 @dataclass
 class Ledger:
     """What a round sent.
@@ -37,6 +48,7 @@ class Ledger:
     """
 
     messages: list[Message] = field(default_factory=list)
+    truncations: list[Truncation] = field(default_factory=list)
 
     def unicast(self, direction: Direction, kind: Kind, nbytes: int, clients: Sequence[int]) -> None:
         """``nbytes`` to or from each client."""

@@ -6,6 +6,7 @@
 | sfl    | `Unicast` | every round            | Thapa et al., SplitFed, AAAI 2022 |
 | psl    | `Unicast` | never                  | Jeon and Kim, Parallel split learning, ICOIN 2020 |
 | epsl   | `Partial` | never                  | Lin et al., Efficient parallel split learning, TMC 2024 |
+| sfl-gb | `Basis`   | every k rounds         | ours: docs/basis-broadcast.md |
 | fl     | none: the whole model is on the client | every round | McMahan et al., AISTATS 2017 |
 | sl     | `Unicast`, clients one after another | half handed on | Vepakomma et al. 2018 |
 """
@@ -15,8 +16,8 @@ from dataclasses import dataclass, replace
 
 from splitcast.config import SplitConfig
 from splitcast.errors import SplitcastError, one_of
-from splitcast.schemes.codec import FP32, Codec, codec, label_bytes
-from splitcast.schemes.feedback import Feedback, Mean, Partial, Unicast
+from splitcast.schemes.codec import CODECS, FP32, Codec, label_bytes
+from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
 from splitcast.schemes.messages import Ledger
 
 
@@ -64,6 +65,9 @@ SCHEMES: dict[str, Callable[[SplitConfig], Scheme]] = {
     "sfl": lambda config: Scheme("sfl", Unicast(), sync_every=1),
     "psl": lambda config: Scheme("psl", Unicast()),
     "epsl": lambda config: Scheme("epsl", Partial(config.aggregate)),
+    "sfl-gb": lambda config: Scheme(
+        "sfl-gb", Basis(config.rank, config.drop), sync_every=5, uplink=CODECS["int2"], downlink=CODECS["int8"]
+    ),
     "fl": lambda config: Scheme("fl", Unicast(), sync_every=1, whole_model=True),
     "sl": lambda config: Scheme("sl", Unicast(), sequential=True),
 }
@@ -79,9 +83,16 @@ def scheme(config: SplitConfig) -> Scheme:
     identical = one_of("client_update", config.client_update, ["own", "identical"]) == "identical"
     if identical and (made.whole_model or made.sequential):
         raise SplitcastError(f"client_update: 'identical' needs a parallel split scheme, not {made.name}")
+    if config.sync_every >= 0 and (made.whole_model or made.sequential):
+        raise SplitcastError(f"sync_every: {config.sync_every} needs a parallel split scheme, not {made.name}")
     return replace(
         made,
         identical=identical,
-        uplink=codec(config.uplink_codec, "uplink_codec"),
-        downlink=codec(config.downlink_codec, "downlink_codec"),
+        sync_every=made.sync_every if config.sync_every < 0 else config.sync_every,
+        uplink=_codec("uplink_codec", config.uplink_codec, made.uplink),
+        downlink=_codec("downlink_codec", config.downlink_codec, made.downlink),
     )
+
+
+def _codec(field: str, name: str, own: Codec) -> Codec:
+    return ({"auto": own} | CODECS)[one_of(field, name, ["auto", *CODECS])]

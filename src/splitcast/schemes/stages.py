@@ -17,6 +17,7 @@ from torch import Tensor
 from splitcast.errors import one_of
 from splitcast.schemes.codec import Codec
 from splitcast.schemes.messages import Ledger, Message
+from splitcast.schemes.noise import Draw
 from splitcast.schemes.schemes import Scheme
 from splitcast.split import SplitModel
 
@@ -60,21 +61,23 @@ class Stage:
     """on the client, after it received"""
 
 
-def workloads(model: SplitModel, scheme: Scheme, batch: int, workload: str) -> Mapping[int, Work]:
-    """Work per local step for every cut; a scheme without a cut has one entry, for the cut V."""
+def workloads(model: SplitModel, scheme: Scheme, batch: int, workload: str, clients: int = 1) -> Mapping[int, Work]:
+    """Work per local step of ``clients`` for every cut; a scheme without a cut has one entry, for the cut V."""
     paper = one_of("workload", workload, ["profiled", "paper"]) == "paper"
     if scheme.whole_model:
         whole = PAPER_CLIENT_FLOPS + PAPER_SERVER_FLOPS
         forward, backward = (whole, whole) if paper else model.whole_flops()
         return {model.depth: Work(batch * forward, batch * backward, 0.0)}
+    feedback = {cut: scheme.feedback.flops(clients, (batch, *model.smashed_shape(cut))) for cut in model.cuts}
     if paper:
         constant = Work(batch * PAPER_CLIENT_FLOPS, batch * PAPER_CLIENT_FLOPS, 2 * batch * PAPER_SERVER_FLOPS)
-        return dict.fromkeys(model.cuts, constant)
+        return {cut: replace(constant, feedback=flops) for cut, flops in feedback.items()}
     return {
         row.cut: Work(
             batch * row.client_forward_flops,
             batch * row.client_backward_flops,
             batch * (row.server_forward_flops + row.server_backward_flops),
+            feedback[row.cut],
         )
         for row in model.profile()
     }
@@ -161,9 +164,10 @@ class _SizeOnly:
     """A codec that counts and does not encode."""
 
     def __init__(self, codec: Codec) -> None:
-        self.name, self.nbytes = codec.name, codec.nbytes
+        self.name, self.exact, self.nbytes = codec.name, codec.exact, codec.nbytes
+        self.encode, self.decode = codec.encode, codec.decode
 
-    def through(self, x: Tensor) -> Tensor:
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         return x
 
 

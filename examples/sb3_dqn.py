@@ -1,0 +1,50 @@
+"""Train stable-baselines3's DQN on splitcast's environment and compare it with the exact optimum of every round.
+
+pip install 'splitcast[rl]' and run: python examples/sb3_dqn.py [steps]
+"""
+
+import sys
+
+import numpy as np
+from stable_baselines3 import DQN
+
+from splitcast.ccc.env import CutEnv
+from splitcast.ccc.scenario import Scenario
+from splitcast.ccc.world import World
+from splitcast.config import Config, with_values
+from splitcast.models import build
+
+ROUNDS = 100
+
+
+def main(steps: int = 20_000, episodes: int = 10) -> float:
+    """Mean cost per round of DQN over that of enumeration, minus one."""
+    config = with_values(Config(), workload="paper", epsilon=1e-4)
+    world = World(Scenario.of(config, build("cnn", (1, 28, 28), 10, seed=0), classes=10), charge_moves=False)
+    env = CutEnv(world, ROUNDS)
+    agent = DQN(
+        "MlpPolicy",
+        env,
+        gamma=0.0,  # moves are free and gains independent: a cut changes nothing but its own round
+        learning_rate=1e-3,
+        learning_starts=1000,
+        exploration_fraction=0.4,
+        exploration_final_eps=0.0,
+        target_update_interval=500,
+        seed=0,
+    )
+    agent.learn(steps)
+    cost = best = 0.0
+    for seed in range(1000, 1000 + episodes):
+        seen, _ = env.reset(seed=seed)
+        gains = world.draw(np.random.default_rng(seed), 1, ROUNDS + 1)[:, :-1]
+        best += float(np.where(world.legal, world.costs(gains).cost, np.inf).min(-1).sum())
+        for _ in range(ROUNDS):
+            seen, _, _, _, info = env.step(agent.predict(seen, deterministic=True)[0])
+            cost += info["cost"]
+    print(f"DQN {cost / episodes:.1f}, enumeration {best / episodes:.1f}: {100 * (cost / best - 1):+.2f} %")
+    return cost / best - 1
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:]))

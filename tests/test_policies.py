@@ -1,0 +1,304 @@
+"""Policies: exact where they claim it, legal always, and what they do to a training."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from splitcast import data
+from splitcast.ccc.clock import round_seconds
+from splitcast.ccc.ddqn import Agent, QNetwork
+from splitcast.ccc.env import Encoder
+from splitcast.ccc.policies import Pilot, Situation, best_path, fly, greedy, make_policy, myopic
+from splitcast.ccc.scenario import Scenario
+from splitcast.ccc.world import Costs, World
+from splitcast.cli import main
+from splitcast.config import Config, with_values
+from splitcast.engine.simulator import Simulator
+from splitcast.errors import SplitcastError
+from splitcast.models import build
+from splitcast.records import RunFolder
+from splitcast.run import make_simulator, train
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.stages import Stage
+from test_cli import refused
+
+QUICK = with_values(
+    Config(), arch="cnn-small", clients=4, batch=4, rounds=8, checkpoint_every=3, workload="paper", gamma_weight=0.05
+)
+TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
+MODEL = build("cnn-small", (1, 28, 28), 10, seed=0)
+SIZES = [MODEL.client_size(cut) for cut in MODEL.cuts]
+
+
+def make_world(charge=True, **values):
+    return World(Scenario.of(with_values(QUICK, **values), MODEL, 10), charge_moves=charge)
+
+
+def zigzag(here: Situation) -> int:
+    """A user's policy: a different cut every round."""
+    return here.legal[here.round % len(here.legal)]
+
+
+def lawless(here: Situation) -> int:
+    return 17
+
+
+NOT_A_FUNCTION = 3
+
+
+def total(cost, move, path):
+    moved = sum(move[t, path[t - 1], path[t]] for t in range(1, len(path)))
+    return sum(cost[t, v] for t, v in enumerate(path)) + moved
+
+
+@st.composite
+def problems(draw, rounds, cuts):
+    t, c = draw(st.integers(1, rounds)), draw(st.integers(1, cuts))
+    numbers = st.floats(0, 100, allow_subnormal=False)
+    move = draw(arrays(np.float64, (t, c, c), elements=numbers))
+    move[:, np.arange(c), np.arange(c)] = 0
+    return draw(arrays(np.float64, (t, c), elements=numbers)), move
+
+
+@given(problems(rounds=5, cuts=3))
+@settings(max_examples=60, deadline=None)
+def test_the_clairvoyant_path_is_the_best_of_all(problem):
+    cost, move = problem
+    least = min(total(cost, move, path) for path in product(range(cost.shape[1]), repeat=len(cost)))
+    assert total(cost, move, best_path(cost, move)) == pytest.approx(least, abs=1e-9)
+
+
+@given(problems(rounds=7, cuts=4), st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_no_path_beats_the_clairvoyant(problem, chance):
+    cost, move = problem
+    best = total(cost, move, best_path(cost, move))
+    there = cost.argmin(1)
+    anywhere = [chance.randrange(cost.shape[1]) for _ in cost]
+    for path in (there, anywhere, *np.repeat(np.arange(cost.shape[1])[:, None], len(cost), axis=1)):
+        assert best <= total(cost, move, path) + 1e-9
+
+
+@pytest.mark.parametrize("values", [{}, {"epsilon": 0.05}, {"scheme": "sfl"}, {"gamma_weight": 1.0}])
+def test_flights_of_every_policy_are_legal_and_the_clairvoyant_is_first(values):
+    world = make_world(**values)
+    known = world.trace(30)
+    costs = {}
+    for name in ("clairvoyant", "greedy", "myopic", "random", "fixed:4"):
+        flight = fly(Pilot(world, make_policy(name, world, known, 1), known))
+        assert world.legal[flight.cuts - 1].all()
+        assert flight.cost == pytest.approx(total(known.cost, known.move_s, flight.cuts - 1))
+        costs[name] = flight.cost
+    assert costs["clairvoyant"] == min(costs.values())
+
+
+def test_greedy_is_the_minimum_over_the_cuts_and_exact_while_moves_are_free():
+    world = make_world(charge=False, epsilon=0.01)
+    known = world.trace(40)
+    masked = np.where(world.legal, known.cost, np.inf)
+    flown = {name: fly(Pilot(world, make_policy(name, world, known, 1), known)) for name in ("greedy", "clairvoyant")}
+    np.testing.assert_array_equal(flown["greedy"].cuts, masked.argmin(1) + 1)
+    assert flown["greedy"].cost == pytest.approx(masked.min(1).sum()) == pytest.approx(flown["clairvoyant"].cost)
+
+
+def test_greedy_ignores_moves_and_myopic_counts_them():
+    here = Situation(
+        2, np.ones(1), (1, 2, 3), (2, 3), 2, np.array([0.0, 2.0, 1.0]), np.array([0.0, 0.0, 5.0]), 0.0, None
+    )
+    assert greedy(here) == 3
+    assert myopic(here) == 2
+
+
+def test_a_learned_policy_never_leaves_the_legal_cuts():
+    world = make_world(epsilon=0.05)
+    code = Encoder.of(world, 8)
+    network = QNetwork(code.size, 4, 4)
+    with torch.no_grad():
+        network.head.weight.zero_()
+        network.head.bias.copy_(torch.tensor([9.0, 8.0, 1.0, 2.0]))  # wants an illegal cut
+    from splitcast.ccc.policies import learned
+
+    assert not world.legal[0]
+    known = world.trace(8)
+    best = int(np.where(world.legal, [9, 8, 1, 2], -np.inf).argmax()) + 1
+    assert set(fly(Pilot(world, learned(Agent(network, code, "")), known)).cuts) == {best}
+
+
+def test_training_moves_the_cut_and_charges_bytes_and_seconds_by_hand(tmp_path):
+    config = with_values(QUICK, policy=f"{__name__}:zigzag", rounds=5)
+    charged = train(config, tmp_path / "a")
+    free = train(with_values(config, charge_migration=False))
+    cuts = [record.cut for record in charged.rounds]
+    assert cuts == [2, 3, 4, 1, 2]  # legal[t % 4]
+    world = make_world()
+    gains = world.trace(5).gains
+    for t, (mine, theirs) in enumerate(zip(charged.rounds, free.rounds, strict=True)):
+        assert mine.loss == theirs.loss and mine.cut == theirs.cut
+        moved = SIZES[cuts[t] - 1] - SIZES[cuts[t - 1] - 1] if t else 0
+        down, up = max(0, 4 * moved), 4 * max(0, -4 * moved)  # one broadcast; an upload from each of 4 clients
+        assert mine.kinds.get("down.migration", 0) == mine.down_bytes - theirs.down_bytes == down
+        assert mine.kinds.get("up.migration", 0) == mine.up_bytes - theirs.up_bytes == up
+        bits = {"broadcast_bits": 8 * down} if down else {"uplink_bits": 8 * up // 4}
+        stage = [Stage("re-cut", (0, 1, 2, 3), **bits)]
+        seconds = float(round_seconds([stage], world.scenario.cell, gains[t])[0]) if moved else 0.0
+        assert mine.latency_s - theirs.latency_s == pytest.approx(seconds, rel=1e-6, abs=1e-12)
+    assert charged.summary["moves"] == 4
+    assert charged.summary["rounds_per_cut"] == {"1": 1, "2": 2, "3": 1, "4": 1}
+
+
+@pytest.mark.parametrize("name", ["greedy", "clairvoyant", "random", "zigzag"])
+def test_the_world_foresees_what_a_training_costs(name):
+    config = with_values(QUICK, policy=f"{__name__}:zigzag" if name == "zigzag" else name)
+    result = train(config)
+    pilot = Pilot.of(make_world(), config.policy.policy, 8)
+    flight = fly(pilot)
+    assert [record.cut for record in result.rounds] == flight.cuts.tolist()
+    assert sum(pilot.cost(r.cut, r.latency_s) for r in result.rounds) == pytest.approx(flight.cost, rel=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "sl"])
+def test_moving_the_cut_never_changes_the_averaged_model(monkeypatch, scheme):
+    images = data.load("mnist-mini")
+    moved = []
+    recut = Simulator.recut
+
+    def watched(self, cut, ledger, *, charge=True):
+        def logits():
+            return self.model.forward(self.state.averaged(self.weights), images.test_x[:50], 0, self.model.depth)
+
+        before, was = logits(), self.state.cut
+        recut(self, cut, ledger, charge=charge)
+        torch.testing.assert_close(logits(), before, rtol=0, atol=1e-5)
+        moved.append(was != cut)
+
+    monkeypatch.setattr(Simulator, "recut", watched)
+    train(with_values(QUICK, scheme=scheme, policy="random", momentum=0.5, rounds=6))
+    assert sum(moved) >= 3
+
+
+@pytest.mark.parametrize("stop", [1, 5, 7])
+@pytest.mark.parametrize("name", ["random", "clairvoyant", "ddqn"])
+def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
+    config = with_values(QUICK, policy=name, momentum=0.5, partition="dirichlet", participation=0.8)
+    if name == "ddqn":
+        torch.manual_seed(2)
+        code = Encoder.of(make_world(), 8)
+        network = QNetwork(code.size, 16, 4)
+        with torch.no_grad():
+            network.body[0].weight[:, 4].mul_(20)  # a policy that heeds the cost so far
+        Agent(network, code, "").save(tmp_path / "p.safetensors")
+        config = with_values(config, policy=f"ddqn:{tmp_path / 'p.safetensors'}")
+
+    def die(record):
+        if record.round == stop:
+            raise KeyboardInterrupt
+
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "broken", on_round=die)
+    resumed = train(config, tmp_path / "broken", resume=True)
+    assert (tmp_path / "whole" / "rounds.jsonl").read_bytes() == (tmp_path / "broken" / "rounds.jsonl").read_bytes()
+    a, b = whole.simulator.state.tensors(), resumed.simulator.state.tensors()
+    assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_gamma_is_measured_once_and_kept_with_the_run(tmp_path, monkeypatch):
+    config = with_values(QUICK, policy="greedy", gamma_draws=2, rounds=4, checkpoint_every=1)
+    whole = train(config, tmp_path / "a")
+    gamma = RunFolder(tmp_path / "a").gamma()
+    assert len(gamma) == 4 and all(g > 0 for g in gamma) and list(gamma) == sorted(gamma)
+    (tmp_path / "a" / "summary.json").unlink()
+    monkeypatch.setattr("splitcast.run.estimate_gamma", None)  # must not be asked again
+    assert train(config, tmp_path / "a", resume=True).rounds == whole.rounds
+    (tmp_path / "a" / "gamma.json").write_text("[]")
+    with pytest.raises(SplitcastError, match="gamma.json is damaged"):
+        train(config, tmp_path / "a", resume=True)
+
+
+def test_a_huge_weight_on_gamma_keeps_the_cut_shallow():
+    deep = train(with_values(QUICK, policy="greedy", gamma=[9.0, 9.0, 9.0, 0.0], gamma_weight=1e3, rounds=3))
+    assert {record.cut for record in deep.rounds} == {4}
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--policy", "gredy"], ["policy", "'gredy'", "greedy, myopic"]),
+        (["--policy", "ddqn"], ["policy", "'ddqn'", "ddqn:FILE"]),
+        (["--policy", "ddqn:absent.safetensors"], ["policy", "absent.safetensors", "splitcast learn"]),
+        (["--policy", "fixed:9"], ["cut", "9", "1..4"]),
+        (["--policy", "fixed:two"], ["policy", "'fixed:two'", "number"]),
+        (["--policy", "fixed:1", "--epsilon", "0.1"], ["cut", "1", "epsilon 0.1"]),
+        (["--policy", "nosuchmodule:f"], ["policy", "cannot import 'nosuchmodule:f'"]),
+        (["--policy", f"{__name__}:nothing"], ["policy", "cannot import"]),
+        (["--policy", f"{__name__}:NOT_A_FUNCTION"], ["policy", "int, not a function"]),
+        (["--policy", "greedy", "--scheme", "fl"], ["policy", "fl has no cut"]),
+        (["--policy", "greedy", "--epsilon", "0.7"], ["epsilon", "0.7", "largest feasible"]),
+        (
+            ["--policy", "greedy", "--gamma-draws", "2", "--gamma", "1", "2", "3", "4"],
+            ["gamma_draws", "gamma is given"],
+        ),
+    ],
+)
+def test_bad_policies_are_one_line_and_leave_nothing_behind(capsys, tmp_path, flags, words):
+    out = tmp_path / "run"
+    line = refused(capsys, "train", *TINY, *flags, "--out", str(out))
+    for word in words:
+        assert word in line
+    assert not out.exists()
+
+
+def test_policies_for_another_cell_are_refused(capsys, tmp_path):
+    code = Encoder.of(make_world(), 8)  # 4 clients
+    Agent(QNetwork(code.size, 4, 4), code, "").save(tmp_path / "p.safetensors")
+    line = refused(
+        capsys, "train", *TINY, "--policy", f"ddqn:{tmp_path / 'p.safetensors'}", "--out", str(tmp_path / "r")
+    )
+    assert "learned for 4 clients, not 3" in line
+
+
+def test_an_illegal_choice_of_a_users_policy_is_named():
+    with pytest.raises(SplitcastError, match=r"policy: .*:lawless chose cut 17 in round 1; legal are \[1, 2, 3, 4\]"):
+        train(with_values(QUICK, policy=f"{__name__}:lawless"))
+
+
+def test_fixed_policies_are_plain_training():
+    plain, named = (train(with_values(QUICK, rounds=3, **v)) for v in ({"cut": 2}, {"policy": "fixed:2"}))
+    assert plain.rounds == named.rounds
+    assert {record.cut for record in named.rounds} == {2}
+
+
+def test_learn_then_train_from_the_command_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["learn", *TINY, "--episodes", "20", "--hidden", "8", "--held-out", "2", "--out", str(tmp_path), "--quiet"])
+    assert "privacy violations" in capsys.readouterr().out
+    for name in ("policy.safetensors", "learned.json", "learning.png", "learning.svg"):
+        assert (tmp_path / name).stat().st_size > 0
+    policy = f"ddqn:{tmp_path / 'policy.safetensors'}"
+    main(["train", *TINY, "--policy", policy, "--quiet", "--out", str(tmp_path / "run")])
+    assert RunFolder(tmp_path / "run").summary()["policy"] == policy
+    capsys.readouterr()
+    assert "episodes" in refused(capsys, "learn", *TINY, "--episodes", "0", "--out", str(tmp_path / "x"))
+    assert "fl has no cut" in refused(capsys, "learn", *TINY, "--scheme", "fl", "--out", str(tmp_path / "x"))
+
+
+def test_recut_before_the_first_round_is_free():
+    sim = make_simulator(QUICK, data.load("mnist-mini"))
+    ledger = Ledger()
+    sim.recut(3, ledger)
+    assert ledger.total("up") == 0 and ledger.total("down") == 4 * (SIZES[2] - SIZES[0])
+    assert (
+        train(with_values(QUICK, policy=f"{__name__}:zigzag", rounds=1)).rounds[0].kinds.keys() & {"down.migration"}
+        == set()
+    )
+
+
+def test_costs_of_one_episode_can_be_taken_apart():
+    known = make_world().trace(3)
+    assert isinstance(known, Costs)
+    assert known.gains.shape == (3, 4) and known.cost.shape == (3, 4) and known.move_s.shape == (3, 4, 4)
