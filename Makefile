@@ -11,7 +11,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded data, then point at the figure
 	rm -rf demo
-	$(BIN)/splitcast compare sfl-ga sfl psl epsl --cut 1 --rounds 60 --lr 0.1 --out demo
+	$(BIN)/splitcast compare sfl-ga sfl psl sfl-gb --rounds 60 --batch 16 --eval-every 3 --out demo
 
 test: $(STAMP)  ## all tests
 	$(BIN)/python -m pytest

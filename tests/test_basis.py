@@ -256,7 +256,7 @@ def test_ledger_is_the_closed_form(cut, clients, batch, tau, rank, rhythm, up, d
 
 @pytest.mark.parametrize("name", ["sfl-gb", "sfl", "psl", "epsl", "sfl-ga", "sl"])
 @pytest.mark.parametrize("tau", [1, 3])
-@pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "GRADIENT_BYTES"])
+@pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "CHUNK_BYTES"])
 def test_chunks_change_nothing_with_integers_on_both_links(name, tau, budget, monkeypatch):
     split = {"uplink_codec": "int2", "downlink_codec": "int8", "rank": 3}
     whole = run(engine(name, 2, tau, split=split))

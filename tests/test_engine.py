@@ -107,7 +107,7 @@ def test_fp16_on_both_links_equals_the_naive_loop(name):
 
 @pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
 @pytest.mark.parametrize("tau", [1, 3])
-@pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "GRADIENT_BYTES"])
+@pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "CHUNK_BYTES"])
 def test_chunks_change_nothing(name, tau, budget, monkeypatch):
     whole = run(engine(name, 2, tau))
     monkeypatch.setattr(simulator, budget, 1)

@@ -182,16 +182,16 @@ def test_stages_carry_exactly_the_bytes_of_the_ledger(
         name, cut, clients, batch, tau, up, down, fraction=fraction, participation=participation, momentum=momentum
     )
     work = Work(3.0, 5.0, 7.0)
-    whole = engine.GRADIENT_BYTES
+    whole = engine.CHUNK_BYTES
     try:
-        engine.GRADIENT_BYTES = chunk  # 300 bytes: clients go in several chunks
+        engine.CHUNK_BYTES = chunk  # 300 bytes: clients go in several chunks
         report = sim.round(1)
         stages = check_stages(sim, report, work)
         ledger = Ledger()
         sim.recut(recut, ledger)
         moved = check_stages(sim, sim.round(2, ledger), work)
     finally:
-        engine.GRADIENT_BYTES = whole
+        engine.CHUNK_BYTES = whole
     assert {s.name for s in moved} <= {"re-cut", "forward", "feedback", "model"}
 
     # what a round would send is what it sends

@@ -129,15 +129,16 @@ def _judged(name: str, costs: Array, cuts: NDArray[np.int64], best: float, world
 
 
 def flat_after(curve: Sequence[tuple[int, float]], tolerance: float = 0.05) -> int | None:
-    """The first episode from which on the smoothed reward stays within ``tolerance`` of its final mean.
+    """The episode from which on the reward stays within ``tolerance`` of its final level.
 
-    Smoothed over five points; the final mean is that of the last quarter.
+    Running medians of five points, since single deep fades dominate means; the final level is the median of the last
+    quarter.
     """
     rewards = np.array([reward for _, reward in curve])
     if len(rewards) < 8:
         return None
-    smooth = np.convolve(rewards, np.ones(5) / 5, mode="valid")
-    final = float(np.median(rewards[-len(rewards) // 4 :]))
+    smooth = np.median(np.lib.stride_tricks.sliding_window_view(rewards, 5), axis=-1)
+    final = float(np.median(rewards[-(len(rewards) // 4) :]))
     off = np.flatnonzero(np.abs(smooth - final) > tolerance * abs(final))
-    first = 0 if len(off) == 0 else int(off[-1]) + 1
+    first = 0 if len(off) == 0 else int(off[-1]) + 3  # the middle of the first window after the last that is off
     return None if first >= len(smooth) else curve[first][0]

@@ -5,12 +5,13 @@ x (b, i) the input. Forming it for k clients writes k*o*i values only to read th
 adds the product straight to the weights. With wide layers this is most of a round's cost beyond one SGD step.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from splitcast.split import Params
@@ -29,6 +30,17 @@ class Factors:
 
 
 Gradient = Tensor | Factors
+
+
+def formed_values(blocks: Sequence[nn.Module]) -> int:
+    """Values of a client's gradient that are formed after all: all but those of linear weights."""
+    modules = [module for block in blocks for module in block.modules()]
+    return sum(
+        p.numel()
+        for module in modules
+        for name, p in module.named_parameters(recurse=False)
+        if not (isinstance(module, nn.Linear) and name == "weight")
+    )
 
 
 class _Sink:

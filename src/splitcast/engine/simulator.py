@@ -21,6 +21,7 @@ from torch import Tensor
 
 from splitcast.config import TrainConfig
 from splitcast.data.batches import draw_batches
+from splitcast.engine.factored import formed_values
 from splitcast.engine.state import Half, State
 from splitcast.engine.step import Descent, Pass, client_backward, saved_bytes, server_pass
 from splitcast.schemes.messages import Ledger
@@ -31,9 +32,9 @@ from splitcast.split import SplitModel
 
 ACTIVATION_BYTES = 2**29
 """Budget of the activations that are kept for the backward pass."""
-GRADIENT_BYTES = 2**25
-"""Budget of the stacked gradients of a chunk: up to this size the C library hands freed memory out again, beyond
-it every step pays for fresh pages, which costs more than the arithmetic."""
+CHUNK_BYTES = 2**26
+"""Budget of a chunk of stacked clients, activations and formed gradients: while single tensors stay well below 32 MB
+the C library hands freed memory out again; beyond, every step pays for fresh pages, more than for the arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -252,12 +253,11 @@ class Simulator:
         Without mixing feedback every chunk is a group of its own, done with all its local steps before the next
         starts; with it there is one group.
         """
-        phi = self.model.client_size(self.state.cut)
-        values = (phi if stacks_client else 0) + (self.model.size - phi if self.train.local_steps > 1 else 0)
-        size = ACTIVATION_BYTES // (self.train.batch * self._sample_bytes)
-        if values:
-            size = min(size, GRADIENT_BYTES // (4 * values))
-        size = max(1, size)
+        blocks, cut = self.model.blocks, self.state.cut
+        stacked = (blocks[:cut] if stacks_client else []) + (blocks[cut:] if self.train.local_steps > 1 else [])
+        activations = self.train.batch * self._sample_bytes
+        budget = CHUNK_BYTES if stacked else ACTIVATION_BYTES
+        size = max(1, budget // (activations + 4 * formed_values(stacked)))
         spans = [slice(at, min(at + size, count)) for at in range(0, count, size)]
         if mixes:
             return [(slice(0, count), spans)]

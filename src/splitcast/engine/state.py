@@ -90,7 +90,7 @@ class Half:
         columns = max(1, 2**20 // len(weights))
         for value in self.params.values():
             for part in torch.split(value.flatten(1), columns, dim=1):  # cache-sized, so memory is read once
-                squares += (part - weights @ part).square_().sum(1)
+                squares += torch.linalg.vector_norm(part - weights @ part, dim=1).double().square()
         return float(squares.sqrt().mean())
 
 
