@@ -220,7 +220,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
         "up_bytes": sum(r.up_bytes for r in records),
         "down_bytes": sum(r.down_bytes for r in records),
         "latency_s": sum(r.latency_s for r in records),
-        "seconds_of_this_session": round(seconds, 3),
+        "wall_seconds": round(seconds, 3),  # since the start, or since the last resume
         "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
         "python": platform.python_version(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
