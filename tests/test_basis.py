@@ -281,6 +281,7 @@ def test_integer_uplink_and_downlink_of_psl_are_right_on_average():
 
 def test_sync_every_overrides_the_rhythm_of_a_scheme():
     assert scheme(SplitConfig(scheme="sfl")).sync_every == 1
+    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 20, 20]
     assert scheme(SplitConfig(scheme="sfl", sync_every=4)).sync_every == 4
     assert scheme(SplitConfig(scheme="sfl-ga", sync_every=2)).sync_every == 2
     assert scheme(SplitConfig(scheme="sfl", sync_every=0)).sync_every == 0
@@ -289,6 +290,24 @@ def test_sync_every_overrides_the_rhythm_of_a_scheme():
     ledgers = [engine("psl", 1, 1, split={"sync_every": 2})]
     kinds = [ledgers[0].round(t).ledger.by_kind() for t in (1, 2, 3, 4)]
     assert ["up.model" in kind for kind in kinds] == [False, True, False, True]
+
+
+def test_a_users_codec_overrides_the_schemes_own():
+    own, mixed, plain = (
+        scheme(SplitConfig(**split))
+        for split in ({"scheme": "sfl-gb"}, {"scheme": "sfl-gb", "uplink_codec": "fp32"}, {"scheme": "sfl"})
+    )
+    assert [(s.uplink.name, s.downlink.name) for s in (own, mixed, plain)] == [
+        ("int2", "int8"),
+        ("fp32", "int8"),
+        ("fp32", "fp32"),
+    ]
+
+
+def test_the_last_cut_has_fewer_directions_than_classes():
+    """Behind the cut is one linear layer: rows are (p - y) W with sum(p - y) = 0, of rank classes - 1."""
+    sim = engine("sfl-gb", 4, 1, split={"rank": 2, "sync_every": 1, **EXACT})
+    assert all(sim.round(t).dropped_energy < 1e-12 for t in (1, 2, 3))
 
 
 def test_flops_follow_the_way_that_is_taken():

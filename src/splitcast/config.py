@@ -105,7 +105,8 @@ class SplitConfig:
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """sfl-gb: share of the gradients' energy a step may drop, with as few directions as that takes."""
     sync_every: Annotated[int, Field(ge=-1)] = -1
-    """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm."""
+    """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm (sfl-gb: 5 up to cut 2,
+    else 20)."""
     uplink_codec: str = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4 or int2. auto: int2 for sfl-gb, else fp32."""
     downlink_codec: str = "auto"
