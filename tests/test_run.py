@@ -168,3 +168,12 @@ def test_records_hold_what_the_run_did(tmp_path):
 def test_training_learns():
     config = with_values(QUICK, scheme="sfl", cut=1, rounds=60, lr=0.1, local_steps=1, batch=16, partition="iid")
     assert train(config).summary["accuracy"] > 0.7
+
+
+def test_a_record_says_what_the_basis_dropped(tmp_path):
+    train(with_values(QUICK, scheme="sfl-gb", rounds=2, rank=1), tmp_path / "gb")
+    train(with_values(QUICK, scheme="sfl", rounds=1), tmp_path / "sfl")
+    for record in RunFolder(tmp_path / "gb").rounds():
+        assert record.rank == 1 and 0 < record.dropped_energy < 1 and record.gamma > 0
+    (plain,) = RunFolder(tmp_path / "sfl").rounds()
+    assert plain.rank is plain.dropped_energy is plain.gamma is None

@@ -53,6 +53,12 @@ class RoundRecord:
     slowest_part: str
     test_loss: float | None = None
     test_accuracy: float | None = None
+    rank: float | None = None
+    """sfl-gb: directions broadcast, mean over the local steps"""
+    dropped_energy: float | None = None
+    """sfl-gb: share of the gradients' energy that those directions miss, the greatest of the local steps"""
+    gamma: float | None = None
+    """sfl-gb: that energy itself, sum_n rho^n ||s^n - received^n||^2: the measured Gamma at the cut"""
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -245,4 +245,7 @@ def _record(
         slowest_part=slowest_part,
         test_loss=tested[0] if tested else None,
         test_accuracy=tested[1] if tested else None,
+        rank=report.rank,
+        dropped_energy=report.dropped_energy,
+        gamma=report.gamma,
     )
