@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splitcast.config import TrainConfig
@@ -28,13 +29,23 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.noise import Noise
 from splitcast.schemes.schemes import Scheme
 from splitcast.seeds import stream, torch_seed
-from splitcast.split import SplitModel
+from splitcast.split import Params, SplitModel
 
 ACTIVATION_BYTES = 2**29
 """Budget of the activations that are kept for the backward pass."""
 CHUNK_BYTES = 2**26
 """Budget of a chunk of stacked clients, activations and formed gradients: while single tensors stay well below 32 MB
 the C library hands freed memory out again; beyond, every step pays for fresh pages, more than for the arithmetic."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A round that really travelled."""
+
+    seconds: dict[str, float]
+    """wall-clock seconds of its parts: upload, server, download, client"""
+    failures: dict[str, str]
+    """sites that failed in it, each with its last reason"""
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,8 @@ class RoundReport:
     clients: list[int]
     """Who took part."""
     ledger: Ledger
+    measured: "Measured | None" = None
+    """Where sites are elsewhere: what really happened on the way."""
 
     @property
     def rank(self) -> float | None:
@@ -64,6 +77,26 @@ class RoundReport:
         """The same as a share of sum_n rho^n ||s^n||^2, the greatest of the local steps."""
         cuts = self.ledger.truncations
         return max(cut.dropped / cut.energy if cut.energy else 0.0 for cut in cuts) if cuts else None
+
+
+def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
+    """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
+    rng = stream(train.seed, "participation", t)
+    chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
+    luck = rng.random(len(chosen))
+    return chosen[luck >= min(train.dropout, luck.max())]
+
+
+@torch.no_grad()
+def evaluate(model: SplitModel, params: Params, x: Tensor, y: Tensor, batch: int = 1000) -> tuple[float, float]:
+    """Loss and accuracy of a whole model."""
+    loss, right = 0.0, 0
+    with model.evaluating():
+        for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+            logits = model.forward(params, xs, 0, model.depth)
+            loss += float(F.cross_entropy(logits, ys, reduction="sum"))
+            right += int((logits.argmax(1) == ys).sum())
+    return loss / len(y), right / len(y)
 
 
 class Simulator:
@@ -125,25 +158,20 @@ class Simulator:
         """Mean distance of the client halves from their average."""
         return self.state.client.drift(self.weights)
 
-    @torch.no_grad()
-    def evaluate(self, x: Tensor, y: Tensor, batch: int = 1000) -> tuple[float, float]:
+    def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
         """Loss and accuracy of the averaged model."""
-        params = self.state.averaged(self.weights)
-        loss, right = 0.0, 0
-        with self.model.evaluating():
-            for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-                logits = self.model.forward(params, xs, 0, self.model.depth)
-                loss += float(F.cross_entropy(logits, ys, reduction="sum"))
-                right += int((logits.argmax(1) == ys).sum())
-        return loss / len(y), right / len(y)
+        return evaluate(self.model, self.state.averaged(self.weights), x, y)
+
+    def snapshot(self, t: int) -> State:
+        """What a checkpoint after round ``t`` holds."""
+        return self.state
+
+    def resume(self, state: State, t: int) -> None:
+        """Go on after round ``t``."""
+        self.state = state
 
     def _participants(self, t: int) -> Tensor:
-        """The clients of a round (K,): a fraction is chosen, some of them drop out, at least one stays."""
-        n = len(self.sizes)
-        rng = stream(self.train.seed, "participation", t)
-        chosen = np.sort(rng.permutation(n)[: max(1, round(self.train.participation * n))])
-        luck = rng.random(len(chosen))
-        return torch.from_numpy(chosen[luck >= min(self.train.dropout, luck.max())])
+        return torch.from_numpy(participants(self.train, len(self.sizes), t))
 
     def _batches(self, t: int, clients: Tensor) -> Tensor:
         """Rows of ``x`` for every step and client (tau, K, b)."""

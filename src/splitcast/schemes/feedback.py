@@ -2,21 +2,29 @@
 
 Every feedback turns the smashed-data gradients of one local step, s^n for the K clients that take part, into
 what each client receives, and writes what that costs into the ledger. Shapes: ``grads`` (K, b, *d),
-``weights`` (K,) with sum 1, result broadcastable to (K, b, *d).
+``weights`` (K,) with sum 1, result broadcastable to (K, b, *d). `layout` and `rebuilt` are the client's side of it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from splitcast.schemes.basis import decomposition_flops, factorise, fit
 from splitcast.schemes.codec import FP16, Codec
-from splitcast.schemes.messages import Ledger, Truncation
+from splitcast.schemes.messages import Kind, Ledger, Truncation
 from splitcast.schemes.noise import NEAREST, Noise
+
+
+class Part(NamedTuple):
+    """One message of a feedback as a client expects it."""
+
+    kind: Kind
+    codec: Codec
+    shape: tuple[int, ...]
 
 
 class Feedback(Protocol):
@@ -36,6 +44,14 @@ class Feedback(Protocol):
     ) -> Tensor:
         """What the clients receive."""
         ...
+
+    def layout(self, shape: Sequence[int], codec: Codec, rank: int = 0) -> list[Part]:
+        """The messages, in their order, from which a client gets its gradients (b, *d); ``rank`` that of a basis."""
+        ...
+
+    def rebuilt(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        """The gradients (b, *d) from the decoded messages."""
+        return parts[0]
 
     def flops(self, clients: int, shape: Sequence[int]) -> float:
         """What the server computes for a step over gradients (b, *d) of so many clients; averaging is not counted."""
@@ -58,7 +74,10 @@ class Unicast(Feedback):
         noise: Noise = NEAREST,
     ) -> Tensor:
         ledger.unicast("down", "gradient", codec.nbytes(grads.shape[1:]), clients)
-        return codec.through(grads, noise.of("gradient", clients))
+        return ledger.carry("gradient", grads, codec, noise, clients)
+
+    def layout(self, shape: Sequence[int], codec: Codec, rank: int = 0) -> list[Part]:
+        return [Part("gradient", codec, tuple(shape))]
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,10 @@ class Mean(Feedback):
         noise: Noise = NEAREST,
     ) -> Tensor:
         ledger.broadcast("gradient", codec.nbytes(grads.shape[1:]), clients)
-        return codec.through(torch.tensordot(weights, grads, dims=1)[None], noise.of("gradient"))
+        return ledger.carry("gradient", torch.tensordot(weights, grads, dims=1)[None], codec, noise)
+
+    def layout(self, shape: Sequence[int], codec: Codec, rank: int = 0) -> list[Part]:
+        return [Part("gradient", codec, tuple(shape))]
 
 
 @dataclass(frozen=True)
@@ -99,10 +121,20 @@ class Partial(Feedback):
         clients: Sequence[int],
         noise: Noise = NEAREST,
     ) -> Tensor:
-        rows = round(self.fraction * grads.shape[1])
+        rows = self._shared_rows(grads.shape[1])
         shared = Mean().reply(grads[:, :rows], weights, codec, ledger, clients, noise)
         own = Unicast().reply(grads[:, rows:], weights, codec, ledger, clients, noise)
         return torch.cat([shared.expand(len(grads), *shared.shape[1:]), own], dim=1)
+
+    def layout(self, shape: Sequence[int], codec: Codec, rank: int = 0) -> list[Part]:
+        rows = self._shared_rows(shape[0])
+        return [Part("gradient", codec, (part, *shape[1:])) for part in (rows, shape[0] - rows)]
+
+    def rebuilt(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def _shared_rows(self, batch: int) -> int:
+        return round(self.fraction * batch)
 
 
 @dataclass(frozen=True)
@@ -141,10 +173,20 @@ class Basis(Feedback):
         ledger.truncations.append(Truncation(rank, found.energy, found.dropped))
         wire = self._send(rank, grads.shape[1:], codec, ledger, clients)
         shaped = found.basis.view(1, rank, *grads.shape[2:])
-        basis = codec.through(shaped, noise.of("basis")).view_as(found.basis)
+        basis = ledger.carry("basis", shaped, codec, noise).view_as(found.basis)
         coefficients = found.coefficients if codec.exact else fit(g, basis)
-        coefficients = wire.through(coefficients.view(n, b, rank), noise.of("coefficients", clients))
+        coefficients = ledger.carry("coefficients", coefficients.view(n, b, rank), wire, noise, clients)
         return (coefficients.flatten(0, 1) @ basis).view_as(grads)
+
+    def layout(self, shape: Sequence[int], codec: Codec, rank: int = 0) -> list[Part]:
+        return [
+            Part("basis", codec, (rank, *shape[1:])),
+            Part("coefficients", _coefficient_codec(codec), (shape[0], rank)),
+        ]
+
+    def rebuilt(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+        basis, coefficients = parts
+        return (coefficients @ basis.flatten(1)).view(*shape)
 
     def flops(self, clients: int, shape: Sequence[int]) -> float:
         rows, columns = clients * shape[0], math.prod(shape[1:])
@@ -153,7 +195,11 @@ class Basis(Feedback):
 
     def _send(self, rank: int, shape: Sequence[int], codec: Codec, ledger: Ledger, clients: Sequence[int]) -> Codec:
         """Count both messages for gradients (b, *d); returns the codec of the coefficients."""
-        wire = codec if codec.exact else FP16
+        wire = _coefficient_codec(codec)
         ledger.broadcast("basis", codec.nbytes((rank, *shape[1:])), clients)
         ledger.unicast("down", "coefficients", wire.nbytes((shape[0], rank)), clients)
         return wire
+
+
+def _coefficient_codec(codec: Codec) -> Codec:
+    return codec if codec.exact else FP16

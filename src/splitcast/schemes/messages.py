@@ -3,7 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+if TYPE_CHECKING:  # they speak of messages too
+    from splitcast.schemes.codec import Codec
+    from splitcast.schemes.noise import Noise
 
 Direction = Literal["up", "down"]
 Kind = Literal["smashed", "labels", "gradient", "basis", "coefficients", "model", "migration"]
@@ -59,6 +65,15 @@ class Ledger:
         """``nbytes`` once from the server, heard by all ``clients``."""
         if nbytes and clients:
             self.messages.append(Message("down", kind, nbytes, tuple(clients), broadcast=True))
+
+    def carry(
+        self, kind: Kind, x: Tensor, codec: "Codec", noise: "Noise", clients: Sequence[int] | None = None
+    ) -> Tensor:
+        """Messages x (k, b, *d) from the server, one to each client or one broadcast, as their receivers decode them.
+
+        Here they only pass through the codec; where sites are elsewhere they are packed as well (`engine.wire`).
+        """
+        return codec.through(x, noise.of(kind, clients))
 
     def total(self, direction: Direction | None = None) -> int:
         """Bytes on the air, in one direction or both."""
