@@ -65,15 +65,13 @@ class Wired:
 
 
 def settings(scheme, clients=3, **values):
-    train = {"batch": 8, "rounds": 10, "lr": 0.05} | {
-        k: v for k, v in values.items() if k in TrainConfig.__dataclass_fields__
-    }
+    train = {k: v for k, v in values.items() if k in TrainConfig.__dataclass_fields__}
     split = {k: v for k, v in values.items() if k in SplitConfig.__dataclass_fields__}
     return Config(
         data=DataConfig(clients=clients, sizes="unequal"),
         model=ModelConfig(arch="cnn-small"),
         split=SplitConfig(scheme=scheme, **split),
-        train=TrainConfig(**train),
+        train=TrainConfig(**({"batch": 8, "rounds": 10} | train)),
     )
 
 
@@ -109,7 +107,7 @@ def test_ten_rounds_equal_the_simulator(name, tau):
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_participation_and_dropout_equal_the_simulator(name):
-    config = settings(name, participation=0.7, dropout=0.3, momentum=0.9, lr=0.02)
+    config = settings(name, participation=0.7, dropout=0.3, momentum=0.9)
     fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
     for t in range(1, 11):
         assert fed.round(t).ledger.messages == sim.round(t).ledger.messages
@@ -118,7 +116,7 @@ def test_participation_and_dropout_equal_the_simulator(name):
 
 @pytest.mark.parametrize("name", ["sfl-ga", "sfl", "sfl-gb", "sl"])
 def test_moving_the_cut_equals_the_simulator(name):
-    config = settings(name, momentum=0.5, lr=0.02)
+    config = settings(name, momentum=0.5, downlink_codec="fp32")
     fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
     for t, cut in enumerate([2, 4, 1, 3, 3, 2, 1], start=1):
         ours, theirs = Ledger(), Ledger()

@@ -91,5 +91,5 @@ def _row(name: str, records: Sequence[RoundRecord], target: float) -> Row:
         rounds_to_target=None if hit is None else records[hit].round,
         megabytes_to_target=None if hit is None else megabytes[hit],
         seconds_to_target=None if hit is None else seconds[hit],
-        drift=records[-1].drift,
+        drift=records[-1].drift or 0.0,
     )

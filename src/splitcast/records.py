@@ -2,7 +2,7 @@
 
     config.toml              the configuration
     gamma.json               Gamma of every cut, if it was measured for the policy
-    rounds.jsonl             one line per round, nothing in it depends on the machine's speed
+    rounds.jsonl             one line per round; in a simulation nothing in it depends on the machine's speed
     checkpoint.safetensors   all weights and optimiser state after some round
     summary.json             written when the run is complete
 
@@ -44,8 +44,8 @@ class RoundRecord:
     down_bytes: int
     kinds: dict[str, int]
     """bytes on the air per direction and kind"""
-    drift: float
-    """mean distance of the client halves from their average"""
+    drift: float | None
+    """mean distance of the client halves from their average; on real sites only known when halves are collected"""
     latency_s: float
     """simulated seconds of the round"""
     slowest_client: int
@@ -59,6 +59,10 @@ class RoundRecord:
     """sfl-gb: share of the gradients' energy that those directions miss, the greatest of the local steps"""
     gamma: float | None = None
     """sfl-gb: that energy itself, sum_n rho^n ||s^n - received^n||^2: the measured Gamma at the cut"""
+    wall_s: dict[str, float] | None = None
+    """on real sites: measured seconds of the round's parts (upload, server, download, client)"""
+    failures: dict[str, str] | None = None
+    """on real sites: those that failed in this round, and why"""
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -24,6 +24,7 @@ from splitcast.ccc.scenario import RoundClock, Scenario
 from splitcast.ccc.world import World
 from splitcast.config import Config, with_values
 from splitcast.data import ImageData
+from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import RoundReport, Simulator
 from splitcast.errors import SplitcastError, one_of
 from splitcast.models import build
@@ -44,7 +45,8 @@ class Result:
 
     rounds: list[RoundRecord]
     summary: dict[str, Any]
-    simulator: Simulator
+    simulator: Engine
+    """what it ran on, real sites included"""
 
 
 def train(
@@ -55,10 +57,12 @@ def train(
     on_round: OnRound | None = None,
     images: ImageData | None = None,
     model: SplitModel | None = None,
+    engine: Engine | None = None,
 ) -> Result:
     """Train as ``config`` says; write a run folder if ``out`` is given.
 
-    ``images`` and ``model`` stand in for the data set and architecture that the configuration names.
+    ``images`` and ``model`` stand in for the data set and architecture that the configuration names, ``engine`` for
+    the simulator.
 
     >>> from splitcast.config import Config, ModelConfig, TrainConfig
     >>> quick = Config(model=ModelConfig(arch="cnn-small"), train=TrainConfig(rounds=2))
@@ -67,15 +71,15 @@ def train(
     ([1, 2], 2)
     """
     images = images or data.load(config.data.dataset)
-    simulator = make_simulator(config, images, model)
-    clock = make_clock(config, simulator)
+    engine = engine or make_simulator(config, images, model)
+    clock = make_clock(config, engine)
     folder = RunFolder(out) if out else None
-    pilot = make_pilot(config, simulator, clock, images, folder if resume else None)
+    pilot = make_pilot(config, engine, clock, images, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
-        records = _continue(folder, simulator)
+        records = _continue(folder, engine)
         if len(records) == config.train.rounds and folder.summary_file.is_file():
-            return Result(records, folder.summary(), simulator)
+            return Result(records, folder.summary(), engine)
     elif folder:
         folder.create(config)
         if pilot and config.policy.gamma_draws:
@@ -91,35 +95,36 @@ def train(
     for t in range(len(records) + 1, config.train.rounds + 1):
         ledger = Ledger()
         if pilot:
-            cut = pilot.choose(t, simulator.state.cut if t > 1 else None, spent)
-            simulator.recut(cut, ledger, charge=config.policy.charge_migration and t > 1)
-        report = simulator.round(t, ledger)
+            cut = pilot.choose(t, engine.state.cut if t > 1 else None, spent)
+            engine.recut(cut, ledger, charge=config.policy.charge_migration and t > 1)
+        report = engine.round(t, ledger)
         if not math.isfinite(report.loss):
             raise SplitcastError(
                 f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
             )
         last = t == config.train.rounds
-        tested = simulator.evaluate(test_x, test_y) if last or t % config.train.eval_every == 0 else None
-        records.append(_record(t, simulator, report, clock, tested))
+        tested = engine.evaluate(test_x, test_y) if last or t % config.train.eval_every == 0 else None
+        records.append(_record(t, engine, report, clock, tested))
         if pilot:
             spent += pilot.cost(records[-1].cut, records[-1].latency_s)
         if folder:
             folder.append(records[-1])
             if last or t % config.train.checkpoint_every == 0:
-                folder.save(simulator.state, t)
+                folder.save(engine.snapshot(t), t)
         if on_round:
             on_round(records[-1])
     summary = summarise(config, records, time.perf_counter() - started)
     if folder:
         folder.finish(summary)
-    return Result(records, summary, simulator)
+    return Result(records, summary, engine)
 
 
-def _continue(folder: RunFolder, simulator: Simulator) -> list[RoundRecord]:
-    """Put the simulator where the last checkpoint was, or at the start if the run stopped before the first."""
+def _continue(folder: RunFolder, engine: Engine) -> list[RoundRecord]:
+    """Put the engine where the last checkpoint was, or at the start if the run stopped before the first."""
     if not folder.checkpoint_file.exists():
         return folder.rewind(0)
-    simulator.state, done = folder.restore(simulator.model.initial())
+    state, done = folder.restore(engine.model.initial())
+    engine.resume(state, done)
     return folder.rewind(done)
 
 
@@ -131,7 +136,7 @@ def make_simulator(config: Config, images: ImageData, model: SplitModel | None =
     return Simulator(
         model,
         scheme(config.split),
-        _first_cut(config),
+        first_cut(config),
         images.train_x.to(dtype),
         images.train_y,
         make_parts(config, images),
@@ -153,23 +158,24 @@ def make_parts(config: Config, images: ImageData) -> list[np.ndarray]:
     )
 
 
-def _first_cut(config: Config) -> int:
+def first_cut(config: Config) -> int:
+    """The cut of the first round, unless a policy chooses it."""
     fixed = fixed_cut(config.policy.policy, config.split.cut)
     return config.split.cut if fixed is None else fixed
 
 
-def make_clock(config: Config, simulator: Simulator) -> RoundClock:
-    """The cell in which the simulator's rounds take time."""
-    scenario = Scenario.of(config, simulator.model, simulator.classes)
+def make_clock(config: Config, engine: Engine) -> RoundClock:
+    """The cell in which the engine's rounds take time."""
+    scenario = Scenario.of(config, engine.model, engine.classes)
     if fixed_cut(config.policy.policy, config.split.cut) is None:
         scenario.channel.at(config.train.rounds)
     else:
-        scenario.check(simulator.state.cut, config.train.rounds)
+        scenario.check(engine.state.cut, config.train.rounds)
     return RoundClock(scenario)
 
 
 def make_pilot(
-    config: Config, simulator: Simulator, clock: RoundClock, images: ImageData, folder: RunFolder | None = None
+    config: Config, engine: Engine, clock: RoundClock, images: ImageData, folder: RunFolder | None = None
 ) -> Pilot | None:
     """Who chooses the cut of every round; None if it is fixed. A folder may hold a Gamma that was measured before."""
     choice = config.policy
@@ -179,9 +185,11 @@ def make_pilot(
         return None
     scenario = clock.scenario
     if choice.gamma_draws:
+        if not isinstance(engine, Simulator):
+            raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
         gamma = folder.gamma() if folder else ()
         scenario = replace(
-            scenario, config=with_values(config, gamma=gamma or measure_gamma(config, simulator, images))
+            scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, images))
         )
     world = World(scenario, charge_moves=choice.charge_migration)
     return Pilot.of(world, choice.policy, config.train.rounds, config.split.cut)
@@ -228,18 +236,18 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
 
 
 def _record(
-    t: int, simulator: Simulator, report: RoundReport, clock: RoundClock, tested: tuple[float, float] | None
+    t: int, engine: Engine, report: RoundReport, clock: RoundClock, tested: tuple[float, float] | None
 ) -> RoundRecord:
-    latency_s, slowest_client, slowest_part = clock.round(t, simulator.state.cut, report.ledger, report.clients)
+    latency_s, slowest_client, slowest_part = clock.round(t, engine.state.cut, report.ledger, report.clients)
     return RoundRecord(
         round=t,
-        cut=simulator.state.cut,
+        cut=engine.state.cut,
         clients=len(report.clients),
         loss=report.loss,
         up_bytes=report.ledger.total("up"),
         down_bytes=report.ledger.total("down"),
         kinds=report.ledger.by_kind(),
-        drift=simulator.drift(),
+        drift=engine.drift(),
         latency_s=latency_s,
         slowest_client=slowest_client,
         slowest_part=slowest_part,
@@ -248,4 +256,6 @@ def _record(
         rank=report.rank,
         dropped_energy=report.dropped_energy,
         gamma=report.gamma,
+        wall_s=report.measured.seconds if report.measured else None,
+        failures=report.measured.failures or None if report.measured else None,
     )

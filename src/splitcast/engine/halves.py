@@ -5,7 +5,7 @@ average has to be collected. A site whose half is not what the protocol says (a 
 is stale until it has been given the averaged half.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,11 +161,11 @@ class Halves:
         return [name for name in self.like if start <= block_of(name) < stop]
 
 
-def stacked(halves: Any) -> Half:
+def stacked(halves: Iterable[Half]) -> Half:
     """Shared halves as one stacked half."""
-    halves = list(halves)
-    groups = [
-        {name: torch.stack([getattr(half, part)[name] for half in halves]) for name in getattr(halves[0], part)}
-        for part in ("params", "momentum")
-    ]
-    return Half(*groups, stacked=True)
+    ones = list(halves)
+    return Half(_stack([half.params for half in ones]), _stack([half.momentum for half in ones]), stacked=True)
+
+
+def _stack(groups: Sequence[Params]) -> Params:
+    return {name: torch.stack([group[name] for group in groups]) for name in groups[0]}

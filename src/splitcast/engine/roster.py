@@ -30,7 +30,7 @@ class Line(Protocol):
         ...
 
 
-class NoSites(SplitcastError):
+class NoSites(SplitcastError):  # noqa: N818
     """Nobody is left to train with."""
 
 
@@ -74,7 +74,7 @@ class Roster:
         return page
 
     def ask(self, method: str, requests: Mapping[int, Request], part: str) -> dict[int, Answer]:
-        """Call sites and return the answers that came; the slowest call counts as ``part``, less the site's own work."""
+        """Call sites and return the answers that came; the slowest call counts as ``part``, its own work apart."""
         open_ = {n: request for n, request in requests.items() if self._allowed(n, request)}
         replies = self.line.call(method, open_) if open_ else {}
         if replies:

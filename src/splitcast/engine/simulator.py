@@ -84,7 +84,8 @@ def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
     rng = stream(train.seed, "participation", t)
     chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
     luck = rng.random(len(chosen))
-    return chosen[luck >= min(train.dropout, luck.max())]
+    staying: NDArray[np.int64] = chosen[luck >= min(train.dropout, luck.max())]
+    return staying
 
 
 @torch.no_grad()

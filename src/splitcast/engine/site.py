@@ -49,9 +49,9 @@ def timed(call: Callable[Concatenate[S, P], Answer | None]) -> Callable[Concaten
     """Add how long a call took."""
 
     @wraps(call)
-    def measured(self: S, *args: P.args, **kwargs: P.kwargs) -> Answer:
+    def measured(site: S, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
         started = time.perf_counter()
-        answer = call(self, *args, **kwargs) or {}
+        answer = call(site, *args, **kwargs) or {}
         return answer | {"seconds": time.perf_counter() - started}
 
     return measured

@@ -24,7 +24,7 @@ Message = dict[str, Any]
 _LABELS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
-class Refused(SplitcastError):
+class Refused(SplitcastError):  # noqa: N818
     """A message that is not what the protocol allows; the text says why."""
 
 
