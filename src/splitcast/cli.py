@@ -24,6 +24,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
+  deploy    train for real: one server, sites elsewhere, on NVIDIA FLARE (docs/deployment.md)
 
 examples:
   splitcast train --scheme sfl-ga --cut 1 --rounds 100
@@ -131,11 +132,30 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine, allocate, gb or ccc."""
+    """engine, allocate, gb, ccc or flare."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False
     """Print one list of {"name", "value", "unit"} rows."""
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """Train on real sites: init FILE, start, stop, status, run CONFIG (docs/deployment.md). Needs splitcast[deploy]."""
+
+    action: Annotated[str, tyro.conf.Positional]
+    """init, start, stop, status or run."""
+    file: Annotated[Path | None, tyro.conf.Positional] = None
+    """init: the deployment file. run: the configuration of the training."""
+    folder: Path = Path("deployment")
+    """Where the start-up kits are."""
+    only: tuple[str, ...] = ()
+    """start, stop: only the server or these sites."""
+    out: Path | None = None
+    """run: run folder; must be new. Default: runs/<time>-<scheme>."""
+    resume: Path | None = None
+    """run: go on with this run folder from its last checkpoint; takes no configuration."""
+    output: Output = field(default_factory=Output)
 
 
 def train(options: TrainOptions) -> None:
@@ -205,6 +225,12 @@ def bench(options: BenchOptions) -> None:
         print_bench(rows)
 
 
+def deploy(options: DeployOptions) -> None:
+    from splitcast.show_deploy import run_deploy
+
+    run_deploy(options.action, options.file, options.folder, options.only, options.out, options.resume, options.output)
+
+
 Command = Callable[[Any], None]
 COMMANDS: dict[str, tuple[type, Command]] = {
     "train": (TrainOptions, train),
@@ -214,6 +240,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),
+    "deploy": (DeployOptions, deploy),
 }
 
 

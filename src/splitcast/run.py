@@ -188,9 +188,7 @@ def make_pilot(
         if not isinstance(engine, Simulator):
             raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
         gamma = folder.gamma() if folder else ()
-        scenario = replace(
-            scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, images))
-        )
+        scenario = replace(scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, images)))
     world = World(scenario, charge_moves=choice.charge_migration)
     return Pilot.of(world, choice.policy, config.train.rounds, config.split.cut)
 

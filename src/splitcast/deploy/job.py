@@ -7,7 +7,7 @@ from typing import Any
 from nvflare.collab import collab
 
 from splitcast.config import Config, from_toml
-from splitcast.deploy.samples import Rows, site_rows, server_images
+from splitcast.deploy.samples import Rows, server_images, site_rows
 from splitcast.deploy.store import SiteStore
 from splitcast.engine.federation import Federation
 from splitcast.engine.flare import FlareLine, FlareSite

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -61,11 +63,9 @@ class Family:
         self.process.wait()
 
 
-def _quietly(act: object) -> None:
-    try:
-        act()  # type: ignore[operator]
-    except psutil.NoSuchProcess:
-        pass
+def _quietly(act: Callable[[], object]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        act()
 
 
 def keep(kit: Path) -> None:

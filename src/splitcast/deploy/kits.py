@@ -109,15 +109,18 @@ def _provisioned(deployment: Deployment, authority: Path) -> list[tuple[Path, st
 
 
 def _tailor(path: Path, name: str, deployment: Deployment, home: Path) -> None:
-    """Keep FLARE's stores inside the kit, allow no code but splitcast's, and tell a site where its data are."""
+    """Keep FLARE's stores inside the kit, allow no code but splitcast's, send no logs, say where a site's data are."""
     local = path / "local"
     if name == "operator":
         return
     resources = (local / "resources.json.default").read_text(encoding="utf-8")
     settings: dict[str, Any] = json.loads(resources.replace("/tmp/nvflare", str(home.resolve() / "store")))
-    settings["class_allow_list"] = CLASSES + [
-        component["path"] for component in settings["components"]
+    settings["components"] = [
+        part for part in settings["components"] if "nvflare.app_common.logging" not in part["path"]
     ]
+    settings["class_allow_list"] = [*CLASSES, *(part["path"] for part in settings["components"])]
+    if "allow_log_streaming" in settings:
+        settings["allow_log_streaming"] = False
     (local / "resources.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
     allowed = {"submit_job": "any", "manage_job": "any", "download_job": "any", "view": "any", "operate": "any"}
     denied = {"clone_job": "none", "shell_commands": "none", "byoc": "none"}

@@ -44,8 +44,8 @@ def start(folder: Path, only: Sequence[str] = ()) -> list[str]:
     try:
         for path in new:
             _spawn(path)
-            if path.name == "server":
-                _wait_for_server(path, deployment.server.host, deployment.server.port)
+        if any(path.name == "server" for path in new):
+            _wait_for_server(folder / "server", deployment.server.host, deployment.server.port)
     except BaseException:
         stop(folder, [path.name for path in new])
         raise

@@ -42,7 +42,9 @@ def server_images(source: str, config: Config) -> ImageData:
     """What the server tests with: its own rows, or those of the data set that the configuration names."""
     if not source:
         images = data.load(config.data.dataset)
-        return ImageData(images.test_x[:0], images.test_y[:0], images.test_x, images.test_y, images.classes, images.name)
+        return ImageData(
+            images.test_x[:0], images.test_y[:0], images.test_x, images.test_y, images.classes, images.name
+        )
     x, y = read_rows(source, "at [server] test")
     return ImageData(x[:0], y[:0], x, y, int(y.max()) + 1, "own")
 

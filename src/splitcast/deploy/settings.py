@@ -1,14 +1,14 @@
 """The deployment file: one server, its sites, and what the server puts up with.
 
-    [server]
-    host = "fl.example.org"       # the name by which sites reach the server; localhost to try it out
-    port = 8002
+[server]
+host = "fl.example.org"       # the name by which sites reach the server; localhost to try it out
+port = 8002
 
-    [sites.hospital-a]
-    data = "/data/a.npz"          # read on that site: arrays x and y, or module:function, or part:N
+[sites.hospital-a]
+data = "/data/a.npz"          # read on that site: arrays x and y, or module:function, or part:N
 
-    [limits]
-    call_timeout_s = 60
+[limits]
+call_timeout_s = 60
 """
 
 import tomllib

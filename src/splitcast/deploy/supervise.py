@@ -6,6 +6,7 @@ has really happened, and a supervisor that is stopped loses nothing (`splitcast 
 
 import json
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,9 @@ def supervise(
         note(f"job {job} submitted to {', '.join(sites)}")
         ended = _follow(folder, job, watch)
         if run.summary_file.is_file():
-            return run.summary()
+            summary = run.summary() | {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
+            run.finish(summary)
+            return summary
         trouble = _trouble(run)
         if trouble and not trouble["again"]:
             raise SplitcastError(str(trouble["what"]))

@@ -79,6 +79,7 @@ class Site:
             raise Refused(f"data: label {int(self.y.max())} here is not below {classes}, the number of classes")
         self.like = self.model.initial()
         self.descent = Descent(self.config.train.lr, self.config.train.momentum)
+        self._momentum = self.descent.momentum > 0
         self.half, self.cut, self._sent = Half({}), 0, None
         self.keeper = self._make_keeper(run)
         return {"rows": len(self.y)}
@@ -173,10 +174,6 @@ class Site:
                 group.pop(name, None)
         self.cut = new_cut
         return answer
-
-    @property
-    def _momentum(self) -> bool:
-        return self.descent.momentum > 0
 
     def _names(self, start: int, stop: int) -> list[str]:
         return [name for name in self.like if start <= block_of(name) < stop]
