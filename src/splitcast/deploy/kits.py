@@ -6,7 +6,7 @@
     FOLDER/operator/         the kit of whoever submits runs
     FOLDER/NAME/             the kit of a site, to be brought to that site
 
-Folders are 0700 and files 0600. A kit allows no code but splitcast's own: jobs cannot bring any, and no role has a shell.
+Folders are 0700 and files 0600. A kit allows no code but splitcast's own: jobs cannot bring any, nobody has a shell.
 """
 
 import json
@@ -115,9 +115,8 @@ def _tailor(path: Path, name: str, deployment: Deployment, home: Path) -> None:
         return
     resources = (local / "resources.json.default").read_text(encoding="utf-8")
     settings: dict[str, Any] = json.loads(resources.replace("/tmp/nvflare", str(home.resolve() / "store")))
-    settings["components"] = [
-        part for part in settings["components"] if "nvflare.app_common.logging" not in part["path"]
-    ]
+    logs = "nvflare.app_common.logging."
+    settings["components"] = [part for part in settings["components"] if not part["path"].startswith(logs)]
     settings["class_allow_list"] = [*CLASSES, *(part["path"] for part in settings["components"])]
     if "allow_log_streaming" in settings:
         settings["allow_log_streaming"] = False

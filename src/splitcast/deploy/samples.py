@@ -3,6 +3,7 @@
 import importlib
 import tomllib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,14 @@ def server_images(source: str, config: Config) -> ImageData:
     """What the server tests with: its own rows, or those of the data set that the configuration names."""
     if not source:
         images = data.load(config.data.dataset)
-        return ImageData(
-            images.test_x[:0], images.test_y[:0], images.test_x, images.test_y, images.classes, images.name
-        )
+        return replace(images, train_x=images.train_x[:0], train_y=images.train_y[:0])
     x, y = read_rows(source, "at [server] test")
     return ImageData(x[:0], y[:0], x, y, int(y.max()) + 1, "own")
 
 
 def read_rows(source: str, where: str) -> Rows:
     """Images and labels from a .npz file with arrays x and y, or from module:function."""
-    if ":" in source and not Path(source).suffix == ".npz":
+    if ":" in source and Path(source).suffix != ".npz":
         return _imported(source, where)
     path = Path(source).expanduser()
     if not path.is_file():

@@ -17,7 +17,11 @@ class Engine(Protocol):
     model: SplitModel
     scheme: Scheme
     classes: int
-    state: State
+
+    @property
+    def state(self) -> State:
+        """Where the cut is, and both halves as far as they are known here."""
+        ...
 
     def recut(self, cut: int, ledger: Ledger, *, charge: bool = True) -> None:
         """Move the cut before a round, counting what travels unless ``charge`` is off."""
