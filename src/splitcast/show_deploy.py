@@ -1,6 +1,7 @@
 """`splitcast deploy` in the terminal."""
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def run_deploy(
         import nvflare  # noqa: F401
     except ImportError:
         raise SplitcastError("deploy: NVIDIA FLARE is not installed; pip install 'splitcast[deploy]'") from None
+    logging.getLogger().addHandler(logging.NullHandler())  # FLARE tells every lost connection on stderr
     if action == "run":
         _run(file, folder, out, resume, output)
     elif action == "init":

@@ -35,7 +35,9 @@ SERVER_S = 120.0
 """How long to wait for a server that went away."""
 FRUITLESS = 3
 """Submissions in a row without a new checkpoint after which the supervisor gives up."""
-POLL_S = 0.5
+POLL_S = 0.3
+ASK_S = 2.0
+"""How often to look at the folder, and how often to ask the server."""
 
 Note = Callable[[str], None]
 
@@ -171,33 +173,40 @@ def _submit(folder: Path, deployment: Deployment, config: Config, run: RunFolder
 
 
 def _follow(folder: Path, job: str, watch: "_Watch") -> str:
-    """Show the job's rounds until it ends; returns how it ended."""
-    asked, lost = 0.0, 0
+    """Show the job's rounds until it ends; returns how it ended.
+
+    A server that was killed and started again still calls the job running: it is another server all the same.
+    """
+    born, asked, lost = "", 0.0, 0
     while True:
         watch.look()
         if watch.run.summary_file.is_file():
             return "finished"
-        if time.monotonic() - asked > 2:
+        if (watch.run.path / TROUBLE).is_file():
+            return "the job gave up"
+        if time.monotonic() - asked > ASK_S:
             asked = time.monotonic()
-            status = _status(folder, job)
-            lost = lost + 1 if status is None else 0
-            if status is not None and status.startswith("FINISHED"):
-                watch.look()
-                return f"the job ended ({status.removeprefix('FINISHED:').lower()})"
-            if status == "" or lost == 2:  # a server that came back does not know it, or there is none
+            seen = _look(folder, job)
+            lost = lost + 1 if seen is None else 0
+            if seen is not None:
+                status, since = seen
+                born = born or since
+                if status.startswith("FINISHED"):
+                    watch.look()
+                    return f"the job ended ({status.removeprefix('FINISHED:').lower()})"
+                if since != born:
+                    return "the server was lost and came back"
+            if lost == 2:
                 return "the server was lost"
         time.sleep(POLL_S)
 
 
-def _status(folder: Path, job: str) -> str | None:
-    """FLARE's word for the state of a job; None without a server, empty if it does not know the job."""
+def _look(folder: Path, job: str) -> tuple[str, str] | None:
+    """FLARE's word for the state of a job, and since when the server runs; None without a server."""
     try:
         with session(folder) as opened:
-            try:
-                return str(opened.get_job_status(job))
-            except Exception:  # of which FLARE raises many kinds
-                return ""
-    except Exception:
+            return str(opened.get_job_status(job)), str(opened.get_system_info().server_info.start_time)
+    except Exception:  # FLARE raises many kinds for a server that is not there
         return None
 
 
