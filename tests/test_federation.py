@@ -2,14 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from splitcast import data
-from splitcast.config import Config, DataConfig, ModelConfig, SplitConfig, TrainConfig, from_toml
+from splitcast.config import Config, DataConfig, ModelConfig, PolicyConfig, SplitConfig, TrainConfig, from_toml
 from splitcast.engine.federation import Federation
-from splitcast.engine.roster import Limits, Reply
+from splitcast.engine.roster import Limits, NoSites, Reply
 from splitcast.engine.site import Site
+from splitcast.errors import SplitcastError
 from splitcast.models import build
 from splitcast.run import make_parts, make_simulator
 from splitcast.schemes.messages import Ledger
@@ -124,3 +126,193 @@ def test_moving_the_cut_equals_the_simulator(name):
         sim.recut(cut, theirs, charge=t > 1)
         assert fed.round(t, ours).ledger.messages == sim.round(t, theirs).ledger.messages
     assert difference(fed, sim) < 1e-6
+
+
+def lie(message, **changes):
+    return message | changes
+
+
+SMALL = 8 * 4 * 14 * 14  # values of cnn-small at cut 1 for a batch of 8
+LIES = {
+    "NaN": (lambda m: lie(m, data=np.full(SMALL, np.nan, np.float32).tobytes()), "NaN"),
+    "shape": (lambda m: lie(m, shape=[8, 4, 14, 13]), "shape"),
+    "dtype": (lambda m: lie(m, format="fp64", data=np.zeros(SMALL).tobytes()), "'fp64', not 'fp32'"),
+    "oversized": (lambda m: lie(m, data=m["data"] + bytes(4)), f"has {4 * SMALL + 4} bytes, not {4 * SMALL}"),
+    "truncated": (lambda m: lie(m, data=m["data"][:-1]), f"has {4 * SMALL - 1} bytes"),
+    "no bytes": (lambda m: lie(m, data=[1.0]), "a list, not bytes"),
+    "no message": (lambda m: "hello", "is not a message"),
+    "overflow": (lambda m: lie(m, data=np.full(SMALL, 3e38, np.float32).tobytes()), "not finite"),
+}
+
+
+@pytest.mark.parametrize("tau", [1, 2])
+@pytest.mark.parametrize("kind", LIES)
+def test_a_bad_message_is_refused_and_touches_nothing_else(kind, tau):
+    spoil, reason = LIES[kind]
+
+    def spoiled(method, n, request, answer):
+        if method == "forward" and n == 1 and request["round_"] == 2:
+            return answer | {"smashed": spoil(answer["smashed"])}
+        return answer
+
+    def silent(method, n, request, answer):
+        if method == "forward" and n == 1 and request["round_"] == 2:
+            return None
+        return answer
+
+    config = settings("psl", local_steps=tau)
+    lied, failed = federation(config, Wired(3, spoiled)), federation(config, Wired(3, silent))
+    for t in (1, 2, 3):
+        report = lied.round(t)
+        failed.round(t)
+        assert report.clients == ([0, 2] if t == 2 else [0, 1, 2])
+        assert list(report.measured.failures) == (["site-2"] if t == 2 else [])
+        if t == 2:
+            assert reason in report.measured.failures["site-2"]
+    ours, theirs = (flat(f, f.halves.average().params | f.state.server.params) for f in (lied, failed))
+    assert torch.equal(ours, theirs) and torch.isfinite(ours).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"data": np.full(10, 200, np.uint8).tobytes()[:8]}, "200 is not below 10"),
+        ({"data": bytes(9)}, "9 bytes, not 8"),
+        ({"format": "int64"}, "'int64', not 'uint8'"),
+    ],
+)
+def test_bad_labels_are_refused(change, reason):
+    def spoil(method, n, request, answer):
+        return answer | {"labels": answer["labels"] | change} if method == "forward" and n == 0 else answer
+
+    report = federation(settings("sfl-ga"), Wired(3, spoil)).round(1)
+    assert report.clients == [1, 2] and reason in report.measured.failures["site-1"]
+
+
+@pytest.mark.parametrize("kind", ["NaN", "shape", "dtype", "oversized", "truncated", "no bytes", "no message"])
+def test_a_site_refuses_a_bad_gradient_and_stays_as_it_is(kind):
+    spoil, reason = LIES[kind]
+    line = Wired(2)
+    fed = federation(settings("psl", clients=2), line)
+    fed.round(1)
+    call = line.call
+
+    def tampered(method, requests):
+        if method == "backward":
+            requests = dict(requests)
+            requests[1] = requests[1] | {"messages": [spoil(requests[1]["messages"][0])]}
+        return call(method, requests)
+
+    before = {k: v.clone() for k, v in line.sites[1].half.params.items()}
+    other = {k: v.clone() for k, v in line.sites[0].half.params.items()}
+    line.call = tampered
+    report = fed.round(2)
+    assert list(report.measured.failures) == ["site-2"] and reason in report.measured.failures["site-2"]
+    assert all(torch.equal(v, line.sites[1].half.params[k]) for k, v in before.items())
+    assert not all(torch.equal(v, line.sites[0].half.params[k]) for k, v in other.items())
+
+
+def test_a_site_that_keeps_failing_is_dropped_and_rho_renormalised():
+    def dead(method, n, request, answer):
+        return None if n == 2 and request.get("round_", 0) >= 2 else answer
+
+    line = Wired(3, dead)
+    fed = federation(settings("sfl-ga"), line, drop_after=2)
+    reports = [fed.round(t) for t in range(1, 6)]
+    assert [len(r.clients) for r in reports] == [3, 2, 2, 2, 2]
+    assert [bool(r.measured.failures) for r in reports] == [False, True, True, False, False]
+    assert "dropped" in reports[2].measured.failures["site-3"]
+    assert [n for method, n in line.calls if method == "forward"].count(2) == 3
+    assert fed.halves.rho([0, 1]).sum() == pytest.approx(1)
+
+
+def test_training_stops_when_too_few_sites_are_left():
+    def dead(method, n, request, answer):
+        return None if n and request.get("round_", 0) >= 2 else answer
+
+    fed = federation(settings("sfl"), Wired(3, dead), drop_after=1, min_sites=2)
+    fed.round(1)
+    with pytest.raises(NoSites, match="1 of 3 left, 2 needed"):
+        fed.round(2)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_resumed_federation_goes_on_exactly(name):
+    config = settings(name, momentum=0.5, sync_every=2) if name == "sfl-gb" else settings(name, momentum=0.5)
+    whole, line = federation(config, Wired(3)), Wired(3)
+    first = federation(config, line)
+    for t in (1, 2, 3):
+        whole.round(t)
+        first.round(t)
+    kept = first.snapshot(3)
+    again = Wired(3)
+    again.memories[:] = line.memories
+    names = [f"site-{n + 1}" for n in range(3)]
+    second = Federation(config, first.model, IMAGES.classes, config.split.cut, names, again, Limits())
+    second.resume(kept, 3)
+    for t in (4, 5):
+        assert second.round(t).loss == whole.round(t).loss
+    ours, theirs = (flat(f, f.halves.average().params | f.state.server.params) for f in (second, whole))
+    assert torch.equal(ours, theirs)
+
+
+def test_an_empty_site_joins_with_the_averaged_half():
+    config, line = settings("psl"), Wired(3)
+    first = federation(config, line)
+    first.round(1)
+    kept = first.snapshot(1)
+    line.memories[1].clear()
+    again = Wired(3)
+    again.memories[:] = line.memories
+    second = Federation(config, first.model, IMAGES.classes, 1, ["a", "b", "c"], again, Limits())
+    second.resume(kept, 1)
+    assert second.halves.stale == {1}
+    second.halves.refresh()
+    own = first.roster.line.sites
+    halves = torch.stack([torch.cat([v.flatten() for v in own[n].half.params.values()]) for n in (0, 2)])
+    expected = second.halves.rho([0, 2]) @ halves
+    got = torch.cat([v.flatten() for v in again.sites[1].half.params.values()])
+    assert torch.allclose(got, expected, atol=1e-7)
+    second.round(2)
+
+
+@pytest.mark.parametrize("name", ["psl", "sfl-ga", "epsl", "sfl-gb", "sfl", "fl", "sl"])
+def test_messages_are_exactly_the_bytes_of_the_ledger(name):
+    fed = federation(settings(name, sync_every=1) if name == "sfl-gb" else settings(name), Wired(3))
+    fed.round(1)
+    fed.roster.traffic.clear()
+    ledger = fed.round(2).ledger
+    each = sum(m.nbytes * len(m.clients) for m in ledger.messages)  # on wires a broadcast is sent to each
+    assert sum(fed.roster.traffic.values()) == each
+
+
+def test_byte_limits():
+    fed = federation(settings("psl"), Wired(3), site_bytes=60_000)
+    assert len(fed.round(1).clients) == 3
+    with pytest.raises(NoSites, match="site_bytes = 60000"):
+        fed.round(2)
+    fed = federation(settings("psl"), Wired(3), total_bytes=100_000)
+    with pytest.raises(SplitcastError, match="total_bytes"):
+        fed.round(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"client_update": "identical"}, "client_update"),
+        ({"dtype": "float64"}, "dtype"),
+        ({"clients": 2}, "2, but the deployment has 3 sites"),
+    ],
+)
+def test_what_cannot_travel_is_refused(values, words):
+    config = settings("sfl-ga", **values)
+    names = ["a", "b", "c"]
+    model = build("cnn-small", (1, 28, 28), 10, 0)
+    with pytest.raises(SplitcastError, match=words):
+        Federation(config, model, 10, 1, names, Wired(3), Limits())
+
+
+def test_measuring_gamma_needs_the_simulator():
+    config = dataclasses.replace(settings("sfl-ga"), policy=PolicyConfig(policy="greedy", gamma_draws=3))
+    with pytest.raises(SplitcastError, match="gamma_draws"):
+        federation(config, Wired(3))

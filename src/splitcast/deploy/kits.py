@@ -12,6 +12,7 @@ Folders are 0700 and files 0600. A kit allows no code but splitcast's own: jobs 
 import json
 import logging
 import shutil
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -27,8 +28,11 @@ CLASSES = ["splitcast.deploy.job.", "nvflare.collab.runtime."]
 """Prefixes of the classes a job may name."""
 
 
-def make_kits(file: Path, folder: Path) -> list[str]:
-    """Create the kits that a deployment file asks for and that are not there yet; returns their names."""
+def make_kits(file: Path, folder: Path, classes: Sequence[str] = ()) -> list[str]:
+    """Create the kits that a deployment file asks for and that are not there yet; returns their names.
+
+    Jobs may name classes that begin with one of ``classes`` besides splitcast's own.
+    """
     deployment = load_deployment(file)
     _refuse_another_server(folder, deployment)
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +44,7 @@ def make_kits(file: Path, folder: Path) -> list[str]:
         target = folder / name
         if target.exists():
             continue
-        _tailor(source, name, deployment, target)
+        _tailor(source, name, deployment, target, [*CLASSES, *classes])
         shutil.move(source, target)
         _lock_up(target)
         made.append(name)
@@ -108,7 +112,7 @@ def _provisioned(deployment: Deployment, authority: Path) -> list[tuple[Path, st
     return [(newest / theirs, ours) for theirs, ours in names.items()]
 
 
-def _tailor(path: Path, name: str, deployment: Deployment, home: Path) -> None:
+def _tailor(path: Path, name: str, deployment: Deployment, home: Path, classes: Sequence[str]) -> None:
     """Keep FLARE's stores inside the kit, allow no code but splitcast's, send no logs, say where a site's data are."""
     local = path / "local"
     if name == "operator":
@@ -117,7 +121,7 @@ def _tailor(path: Path, name: str, deployment: Deployment, home: Path) -> None:
     settings: dict[str, Any] = json.loads(resources.replace("/tmp/nvflare", str(home.resolve() / "store")))
     logs = "nvflare.app_common.logging."
     settings["components"] = [part for part in settings["components"] if not part["path"].startswith(logs)]
-    settings["class_allow_list"] = [*CLASSES, *(part["path"] for part in settings["components"])]
+    settings["class_allow_list"] = [*classes, *(part["path"] for part in settings["components"])]
     if "allow_log_streaming" in settings:
         settings["allow_log_streaming"] = False
     (local / "resources.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")

@@ -132,7 +132,6 @@ def _wait_for_sites(folder: Path, deployment: Deployment, patience_s: float, nee
 
 
 def _submit(folder: Path, deployment: Deployment, config: Config, run: RunFolder) -> str:
-    """A job is three small JSON files: no code travels."""
     limits = asdict(deployment.limits.limits()) | {"call_timeout_s": deployment.limits.call_timeout_s}
     trainer = {
         "config": to_toml(config),
@@ -142,25 +141,41 @@ def _submit(folder: Path, deployment: Deployment, config: Config, run: RunFolder
         "limits": limits,
         "test": deployment.server.test,
     }
-    runtime, job = "nvflare.collab.runtime", "splitcast.deploy.job"
+    return submit(folder, trainer, min_sites=max(1, deployment.limits.min_sites))
+
+
+def submit(
+    folder: Path,
+    trainer: dict[str, Any],
+    *,
+    min_sites: int = 1,
+    server: str = "splitcast.deploy.job.Trainer",
+    client: str = "splitcast.deploy.job.Client",
+) -> str:
+    """Submit a job with this server object, made from the arguments ``trainer``, and these clients.
+
+    A job is three small JSON files: no code travels.
+    """
+    runtime = "nvflare.collab.runtime"
     controller = {"id": "controller", "path": f"{runtime}.controller.CollabController", "args": {"server_obj_id": "it"}}
     executor = {"id": "executor", "path": f"{runtime}.executor.CollabExecutor", "args": {"client_obj_id": "it"}}
+    everywhere = {"app": ["@ALL"]}
     files = {
         "meta.json": {
             "name": "splitcast",
             "resource_spec": {},
-            "min_clients": max(1, deployment.limits.min_sites),
-            "deploy_map": {"app": ["@ALL"]},
+            "min_clients": min_sites,
+            "deploy_map": everywhere,
         },
         "app/config/config_fed_server.json": {
             "format_version": 2,
             "workflows": [controller],
-            "components": [{"id": "it", "path": f"{job}.Trainer", "args": trainer}],
+            "components": [{"id": "it", "path": server, "args": trainer}],
         },
         "app/config/config_fed_client.json": {
             "format_version": 2,
             "executors": [{"tasks": ["*"], "executor": executor}],
-            "components": [{"id": "it", "path": f"{job}.Client", "args": {}}],
+            "components": [{"id": "it", "path": client, "args": {}}],
         },
     }
     with tempfile.TemporaryDirectory() as temporary:

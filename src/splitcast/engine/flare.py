@@ -44,7 +44,7 @@ def _one_line(error: CollabCallError) -> str:
     text = str(error.cause).strip() or error.cause_type
     for name in ("Refused", "SplitcastError"):
         text = text.removeprefix(f"{name}: ")
-    return " ".join(text.split())[:300]
+    return "unreachable" if "target_unreachable" in text else " ".join(text.split())[:300]
 
 
 class FlareSite(Site):
