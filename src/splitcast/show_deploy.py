@@ -57,12 +57,13 @@ def _init(file: Path | None, folder: Path) -> None:
 
 
 def _status(folder: Path, output: Output) -> None:
+    from splitcast.deploy.console import Operator
     from splitcast.deploy.kits import deployment_in
     from splitcast.deploy.processes import running
-    from splitcast.deploy.supervise import connected
 
     names = ["server", *deployment_in(folder).sites]
-    there = connected(folder)
+    with Operator(folder) as operator:
+        there = operator.connected()
     rows = {
         name: {
             "running here": running(folder / name) is not None,

@@ -31,4 +31,16 @@ def _ccc(repeats: int) -> list[Row]:
     return ccc(repeats)
 
 
-BENCHES: dict[str, Callable[[int], list[Row]]] = {"engine": _engine, "allocate": _allocate, "gb": _gb, "ccc": _ccc}
+def _flare(repeats: int) -> list[Row]:
+    from splitcast.bench.flare import flare
+
+    return flare(repeats)
+
+
+BENCHES: dict[str, Callable[[int], list[Row]]] = {
+    "engine": _engine,
+    "allocate": _allocate,
+    "gb": _gb,
+    "ccc": _ccc,
+    "flare": _flare,
+}

@@ -44,6 +44,15 @@ class Trainer:
 
     def train(self, config: Config, folder: RunFolder) -> None:
         """One run, from wherever its folder stands."""
+        federation = self.federation(config)
+        if not folder.checkpoint_file.exists():
+            if federation.roster.failures:  # a run does not start with half of its sites
+                raise SplitcastError(federation.roster.why())
+            federation.start()
+        train(config, folder.path, resume=True, images=server_images(self.test, config), engine=federation)
+
+    def federation(self, config: Config) -> Federation:
+        """The job's sites, told what is trained."""
         images = server_images(self.test, config)
         arch, seed = config.model.arch, torch_seed(config.train.seed, "model")
         model = build(arch, images.test_x.shape[1:], images.classes, seed)
@@ -51,15 +60,8 @@ class Trainer:
         limits = dict(self.limits)
         line = FlareLine(proxies, limits.pop("call_timeout_s"))
         absent = sorted(set(range(len(self.sites))) - set(proxies))
-        federation = Federation(
-            config, model, images.classes, first_cut(config), self.sites, line, Limits(**limits),
-            run=self.run, absent=absent,
-        )  # fmt: skip
-        if not folder.checkpoint_file.exists():
-            if federation.roster.failures:  # a run does not start with half of its sites
-                raise SplitcastError(federation.roster.why())
-            federation.start()
-        train(config, folder.path, resume=True, images=images, engine=federation)
+        cut, told = first_cut(config), Limits(**limits)
+        return Federation(config, model, images.classes, cut, self.sites, line, told, run=self.run, absent=absent)
 
 
 class Client(FlareSite):

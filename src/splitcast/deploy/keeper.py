@@ -1,4 +1,4 @@
-"""Keeps one kit's FLARE process alive: `python -m splitcast.deploy.keeper KIT`.
+"""Keeps one kit's FLARE process alive: `python keeper.py KIT`; run as a file, so that nothing heavy is imported.
 
 When the process dies, whatever it started is ended too, and it is started again: a job that lost its server must not
 go on writing. SIGTERM ends all of it. What FLARE prints goes to KIT/flare.log.
@@ -16,8 +16,8 @@ from types import FrameType
 
 import psutil
 
-from splitcast.deploy.kits import ORG
-
+ORG = "splitcast"
+"""The organisation in every certificate."""
 PID_FILE = "keeper.pid"
 LOG = "flare.log"
 POLL_S = 0.25

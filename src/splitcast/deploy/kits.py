@@ -18,10 +18,11 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from splitcast.deploy.keeper import ORG
 from splitcast.deploy.settings import Deployment, load_deployment
 from splitcast.errors import SplitcastError
 
-ORG, OPERATOR = "splitcast", "operator@splitcast.local"
+OPERATOR = "operator@splitcast.local"
 SETTINGS = "deployment.toml"
 SITE_FILE = Path("local/splitcast.toml")
 CLASSES = ["splitcast.deploy.job.", "nvflare.collab.runtime."]

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import psutil
 
+from splitcast.deploy import keeper
 from splitcast.deploy.keeper import LOG, PID_FILE
 from splitcast.deploy.kits import deployment_in, kit
 from splitcast.errors import SplitcastError
 
-START_S = 60.0
+KEEPER = Path(keeper.__file__)
+START_S = 120.0
 """How long the server may take to listen."""
 
 
@@ -23,7 +25,7 @@ def running(path: Path) -> int | None:
     """The keeper of a kit, if it lives."""
     try:
         pid = int((path / PID_FILE).read_text())
-        if "splitcast.deploy.keeper" in psutil.Process(pid).cmdline():
+        if str(KEEPER) in psutil.Process(pid).cmdline():
             return pid
     except (OSError, ValueError, psutil.Error):
         pass
@@ -72,13 +74,13 @@ def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
 
 def _spawn(path: Path) -> None:
     subprocess.Popen(
-        [sys.executable, "-m", "splitcast.deploy.keeper", str(path.resolve())],
+        [sys.executable, "-P", str(KEEPER), str(path.resolve())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while running(path) is None:
         if time.monotonic() > deadline:
             raise SplitcastError(f"{path.name}: could not be started; see {path / LOG}")

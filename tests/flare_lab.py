@@ -1,0 +1,53 @@
+"""What runs inside FLARE for `test_deploy.py`: every scheme in one job, and a site that lies."""
+
+import json
+from pathlib import Path
+
+from nvflare.collab import collab
+
+from splitcast.config import from_toml, with_values
+from splitcast.deploy.job import Client, Trainer
+from splitcast.engine.site import Site
+from splitcast.records import RunFolder
+
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "sl", "fl"]
+LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
+"""What site-2 sends in rounds 1, 2, ... of the run `lies`."""
+
+
+class AllSchemes(Trainer):
+    """One run folder per scheme, then one with lies, one after another over the same sites."""
+
+    @collab.main
+    def main(self):
+        config, root = from_toml(self.config), Path(self.folder)
+        runs = {name: with_values(config, scheme=name) for name in SCHEMES}
+        runs["lies"] = with_values(config, scheme="sfl-ga", rounds=len(LIES) + 1, seed=1)
+        for self.run, settings in runs.items():
+            folder = RunFolder(root / self.run)
+            folder.create(settings)
+            self.train(settings, folder)
+        (root / "done.json").write_text(json.dumps(list(runs)))
+
+
+class Liar(Client):
+    """Lies about its smashed data if it is site-2 and the run is the one with seed 1."""
+
+    @collab.publish
+    def forward(self, cut: int, round_: int, step: int):
+        answer = Site.forward(self, cut, round_, step)
+        if self.config.train.seed != 1 or self.client != 1 or round_ > len(LIES):
+            return answer
+        message = dict(answer["smashed"])
+        match LIES[round_ - 1]:
+            case "NaN":
+                message["data"] = b"\xff" * len(message["data"])
+            case "shape":
+                message["shape"] = [1, *message["shape"]]
+            case "dtype":
+                message["format"] = "fp64"
+            case "oversized":
+                message["data"] += bytes(2**20)
+            case "truncated":
+                message["data"] = message["data"][:100]
+        return answer | {"smashed": message}

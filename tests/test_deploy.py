@@ -1,0 +1,302 @@
+"""The deployment for real: mTLS kits, FLARE processes on loopback, and what a user sees when something is wrong."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("nvflare")
+import psutil
+
+from flare_lab import LIES, SCHEMES
+from splitcast.cli import main
+from splitcast.config import Config, to_toml, with_values
+from splitcast.deploy import processes, supervise
+from splitcast.deploy.console import Operator
+from splitcast.deploy.kits import make_kits
+from splitcast.deploy.settings import LimitConfig, load_deployment
+from splitcast.errors import SplitcastError
+from splitcast.records import RunFolder
+from splitcast.run import train
+
+CONFIG = with_values(Config(), clients=2, rounds=10, batch=8, arch="cnn-small", local_steps=2, momentum=0.5)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def write_deployment(path, port, sites=("site-1", "site-2"), limits=""):
+    lines = ["[server]", f"port = {port}", "[limits]", "call_timeout_s = 5", limits]
+    for n, name in enumerate(sites):
+        lines += [f"[sites.{name}]", f'data = "part:{n}"']
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def refused(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        main(["deploy", *map(str, args)])
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+def left_behind(folder):
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if any(str(folder) in a for a in p.info["cmdline"] or [])]
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """A running deployment with two sites."""
+    folder = tmp_path_factory.mktemp("deployment") / "kits"
+    make_kits(write_deployment(folder.parent / "d.toml", free_port(), limits="drop_after = 10"), folder, ["flare_lab."])
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        try:
+            processes.start(folder)
+            yield folder
+        finally:
+            processes.stop(folder)
+            assert left_behind(folder) == []
+
+
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def lab(live, tmp_path_factory):
+    """Run folders of every scheme, trained for real in one job."""
+    root = tmp_path_factory.mktemp("lab")
+    limits = asdict(LimitConfig(drop_after=10).limits()) | {"call_timeout_s": 20.0}
+    settings = {"config": to_toml(CONFIG), "run": "", "folder": str(root), "sites": ["site-1", "site-2"]}
+    settings |= {"limits": limits, "test": ""}
+    with Operator(live) as operator:
+        supervise.wait_for_sites(operator, load_deployment(live / "deployment.toml"), 60, 2)
+        operator.submit(settings, server="flare_lab.AllSchemes", client="flare_lab.Liar")
+    wait_for(lambda: (root / "done.json").is_file(), 90)
+    return root
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("name", SCHEMES)
+def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
+    settings = with_values(CONFIG, scheme=name)
+    here = train(settings, tmp_path / "run")
+    there = RunFolder(lab / name)
+    assert there.config() == settings and there.summary()["rounds"] == 10
+    for ours, theirs in zip(there.rounds(), here.rounds, strict=True):
+        assert (ours.up_bytes, ours.down_bytes, ours.kinds) == (theirs.up_bytes, theirs.down_bytes, theirs.kinds)
+        assert ours.latency_s == theirs.latency_s and ours.cut == theirs.cut
+        assert set(ours.wall_s) == {"upload", "server", "download", "client"} and min(ours.wall_s.values()) >= 0
+        assert ours.failures is None and theirs.wall_s is None
+    state, done = there.restore(here.simulator.model.initial())
+    assert done == 10
+    weights = here.simulator.state.averaged(here.simulator.weights)
+    for key, value in (state.client.params | state.server.params).items():
+        assert float((value - weights[key]).abs().max()) < 1e-6
+    assert there.rounds()[-1].test_accuracy == pytest.approx(here.rounds[-1].test_accuracy, abs=0.002)
+
+
+@pytest.mark.deploy
+def test_lies_over_the_wire_are_refused_while_the_other_site_trains_on(lab):
+    rounds = RunFolder(lab / "lies").rounds()
+    words = {"NaN": "NaN", "shape": "shape", "dtype": "'fp64'", "oversized": "bytes, not", "truncated": "100 bytes"}
+    for record, kind in zip(rounds, LIES, strict=False):
+        assert record.clients == 1 and list(record.failures) == ["site-2"]
+        assert words[kind] in record.failures["site-2"]
+    assert rounds[-1].clients == 2 and rounds[-1].failures is None
+    assert all(torch.isfinite(torch.tensor(record.loss)) for record in rounds)
+
+
+def handshake(port, authority, kit=None):
+    """Whether the server talks to whoever holds this kit: a refusal comes as an alert after the handshake."""
+    context = ssl.create_default_context(cafile=str(authority / "startup/rootCA.pem"))
+    context.set_alpn_protocols(["h2"])
+    if kit:
+        context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname="localhost") as secure:
+                secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+                return len(secure.recv(9)) > 0
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+
+@pytest.mark.deploy
+def test_without_a_certificate_of_this_authority_nobody_is_heard(live, tmp_path):
+    port = load_deployment(live / "deployment.toml").server.port
+    make_kits(write_deployment(tmp_path / "d.toml", port), tmp_path / "other")
+    assert handshake(port, live / "site-1", live / "site-1")
+    assert not handshake(port, live / "site-1")
+    assert not handshake(port, live / "site-1", tmp_path / "other/site-1")
+    with pytest.raises(ssl.SSLError):  # and a site does not talk to a server of another authority
+        context = ssl.create_default_context(cafile=str(tmp_path / "other/site-1/startup/rootCA.pem"))
+        context.wrap_socket(socket.create_connection(("127.0.0.1", port), timeout=5), server_hostname="localhost")
+
+
+@pytest.mark.deploy
+def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
+    """From the command line, with kill -9 in the middle."""
+    config, out = tmp_path / "c.toml", tmp_path / "run"
+    settings = with_values(CONFIG, scheme="sfl-ga", rounds=60, checkpoint_every=5, eval_every=60)
+    config.write_text(to_toml(settings))
+
+    def kill():
+        wait_for(lambda: out.is_dir() and len(RunFolder(out).rounds()) >= 12, 60)
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if any("worker_process" in w for w in words) and any(str(live / "site-2") in w for w in words):
+                process.send_signal(signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    main(["deploy", "run", str(config), "--folder", str(live), "--out", str(out), "--json"])
+    killer.join()
+    assert json.loads(capsys.readouterr().out)["rounds"] == 60
+    records = RunFolder(out).rounds()
+    assert [record.round for record in records] == list(range(1, 61))
+    assert records[-1].clients == 2  # it is back
+    assert RunFolder(out).summary()["command"].startswith(Path(sys.argv[0]).name)
+
+
+@pytest.mark.deploy
+def test_bad_input_to_a_live_deployment_names_the_site_and_the_fix(live, tmp_path, capsys, monkeypatch):
+    config = tmp_path / "c.toml"
+    config.write_text(to_toml(with_values(CONFIG, clients=3)))
+    three = tmp_path / "three"
+    three.mkdir()
+    (three / "operator").symlink_to(live / "operator")
+    port = load_deployment(live / "deployment.toml").server.port
+    write_deployment(three / "deployment.toml", port, ("site-1", "site-2", "site-3"))
+    monkeypatch.setattr(supervise, "SITES_S", 1.0)
+    line = refused(capsys, "run", config, "--folder", three, "--out", tmp_path / "run")
+    assert "site-3: not connected" in line and "splitcast deploy start" in line
+    assert not (tmp_path / "run").exists()
+
+    config.write_text(to_toml(CONFIG))
+    told = live / "site-2/local/splitcast.toml"
+    before = told.read_text()
+    told.write_text('data = "/nowhere/rows.npz"\n')
+    try:
+        line = refused(capsys, "run", config, "--folder", live, "--out", tmp_path / "run")
+    finally:
+        told.write_text(before)
+    assert "site-2: data: /nowhere/rows.npz does not exist" in line and "splitcast.toml" in line
+
+
+def test_kits_are_locked_up_and_bring_no_shell(tmp_path, capsys):
+    file, folder = write_deployment(tmp_path / "d.toml", free_port()), tmp_path / "kits"
+    main(["deploy", "init", str(file), "--folder", str(folder)])
+    said = capsys.readouterr()
+    assert said.out == f"kits in {folder}: server, operator, site-1, site-2\n" and said.err == ""
+    for path in [folder, *folder.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0 or path == folder / "deployment.toml", path
+    policy = json.loads((folder / "site-1/local/authorization.json").read_text())["permissions"]["project_admin"]
+    assert policy["byoc"] == policy["shell_commands"] == "none"
+    keys = [path.read_bytes() for path in folder.glob("*/startup/*.key")]
+    assert len(keys) == len(set(keys)) == 4
+    main(
+        [
+            "deploy",
+            "init",
+            str(write_deployment(file, load_deployment(file).server.port, "abc")),
+            "--folder",
+            str(folder),
+        ]
+    )
+    assert "a, b, c" in capsys.readouterr().out and (folder / "site-1/startup/client.key").read_bytes() in keys
+    assert "choose another folder" in refused(capsys, "init", write_deployment(file, 1234), "--folder", folder)
+
+
+def test_bad_input_is_one_line_and_leaves_no_process(tmp_path, capsys):
+    folder = tmp_path / "kits"
+    with socket.socket() as busy:
+        busy.bind(("127.0.0.1", 0))
+        busy.listen()
+        file = write_deployment(tmp_path / "d.toml", busy.getsockname()[1])
+        main(["deploy", "init", str(file), "--folder", str(folder)])
+        capsys.readouterr()
+        line = refused(capsys, "start", "--folder", folder)
+        assert f"port {busy.getsockname()[1]} is in use" in line and "change port" in line
+    shutil.rmtree(folder / "site-2")
+    line = refused(capsys, "start", "--folder", folder)
+    assert "site-2: has no kit" in line and "splitcast deploy init" in line
+    assert "unknown 'site-9'" in refused(capsys, "start", "--folder", folder, "--only", "site-9")
+    assert "splitcast deploy init" in refused(capsys, "start", "--folder", tmp_path / "none")
+    assert "choose one of init, start" in refused(capsys, "begin")
+    assert "needs a deployment file" in refused(capsys, "init")
+    assert "needs a configuration" in refused(capsys, "run", "--folder", folder)
+    config = tmp_path / "c.toml"
+    config.write_text(to_toml(with_values(CONFIG, clients=5)))
+    assert "5, but the deployment has 2 sites" in refused(capsys, "run", config, "--folder", folder)
+    assert left_behind(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nport = 8002\n", "has no sites"),
+        ('[sites.a]\ndata = "x"\n[server]\nport = 99999\n', "[server] port"),
+        ('[sites.a]\npath = "x"\n', "unknown key 'path'"),
+        ('[sites."a b"]\ndata = "x"\n', "letters, digits"),
+        ('[sites.server]\ndata = "x"\n', "the name is taken"),
+        ('[site.a]\ndata = "x"\n', "unknown section [site]"),
+        ("sites = [", "not valid TOML"),
+    ],
+)
+def test_a_bad_deployment_file_is_one_line(tmp_path, text, words):
+    file = tmp_path / "d.toml"
+    file.write_text(text)
+    with pytest.raises(SplitcastError) as error:
+        load_deployment(file)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_site_reads_its_own_rows(tmp_path):
+    import numpy as np
+
+    from splitcast.deploy.samples import read_rows, site_rows
+
+    np.savez(tmp_path / "rows.npz", x=np.zeros((5, 1, 28, 28), np.float32), y=np.arange(5))
+    x, y = read_rows(str(tmp_path / "rows.npz"), "here")
+    assert x.shape == (5, 1, 28, 28) and y.tolist() == [0, 1, 2, 3, 4]
+    (tmp_path / "own_rows.py").write_text(
+        "import torch\ndef mine():\n    return torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        assert read_rows("own_rows:mine", "here")[0].shape == (2, 1, 4, 4)
+    finally:
+        sys.path.remove(str(tmp_path))
+    for source, words in [
+        ("/no.npz", "does not exist"),
+        ("own_rows:other", "cannot call"),
+        (__file__, "must be a .npz"),
+    ]:
+        with pytest.raises(SplitcastError, match=words):
+            read_rows(source, "here")
+    with pytest.raises(SplitcastError, match="must say where"):
+        site_rows(tmp_path, CONFIG)
