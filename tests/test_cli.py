@@ -166,3 +166,10 @@ def test_the_set_of_training_options_is_guarded():
             *("eval_every", "checkpoint_every", "seed", "dtype"),
         ],
     ]
+
+
+def test_the_set_of_deploy_options_is_guarded():
+    """A new option is a decision: add it here too."""
+    from splitcast.cli import DeployOptions
+
+    assert list(DeployOptions.__dataclass_fields__) == ["action", "file", "folder", "only", "out", "resume", "output"]

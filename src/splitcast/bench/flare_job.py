@@ -9,7 +9,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from splitcast.config import from_toml
+from splitcast.config import Config, from_toml, with_values
 from splitcast.deploy.job import Client, Trainer
 from splitcast.records import write_atomically
 from splitcast.schemes.messages import Ledger
@@ -39,30 +39,39 @@ class EchoTrainer(Trainer):
 
     @collab.main  # type: ignore[untyped-decorator]
     def main(self) -> None:
-        """Measure."""
-        federation = self.federation(from_toml(self.config))
+        """Measure every model in ``test``, a list of arch:batch."""
+        models, self.test = self.test.split(), ""
+        found = {}
+        for model in models:
+            arch, batch = model.split(":")
+            found[model] = self.measure(with_values(from_toml(self.config), arch=arch, batch=int(batch)))
+        write_atomically(Path(self.folder) / "measured.json", json.dumps(found).encode())
+
+    def measure(self, config: Config) -> dict[str, float]:
+        """Medians of one model."""
+        federation = self.federation(config)
         federation.start()
         line, everyone = federation.roster.line, sorted(federation.roster.present)
-        rounds = from_toml(self.config).train.rounds
-        rows: dict[str, list[float]] = {key: [] for key in ("round", "echoes", "bare", "sent", "ledger")}
-        for t in range(1, rounds + 1):
+        rows: dict[str, list[float]] = {}
+        for t in range(1, config.train.rounds + 1):
             ledger = Ledger()
             before, started = loopback_bytes(), time.perf_counter()
-            federation.round(t, ledger)
-            rows["round"].append(time.perf_counter() - started)
-            rows["sent"].append(loopback_bytes() - before)
-            rows["ledger"].append(ledger.total())
+            report = federation.round(t, ledger)
+            row = {"round": time.perf_counter() - started, "sent": loopback_bytes() - before, "ledger": ledger.total()}
+            assert report.measured
+            row |= report.measured.seconds
             blob = os.urandom(ledger.total("down") // len(everyone))
             started = time.perf_counter()
             for _ in range(2):
                 line.call("echo", {n: {"data": blob} for n in everyone})
-            rows["echoes"].append(time.perf_counter() - started)
+            row["echoes"] = time.perf_counter() - started
             started = time.perf_counter()
             line.call("source", {n: {"size": len(blob)} for n in everyone})
             line.call("sink", {n: {"data": blob} for n in everyone})
-            rows["bare"].append(time.perf_counter() - started)
-        warm = {key: statistics.median(values[3:]) for key, values in rows.items()}
-        write_atomically(Path(self.folder) / "measured.json", json.dumps(warm).encode())
+            row["bare"] = time.perf_counter() - started
+            for key, value in row.items():
+                rows.setdefault(key, []).append(value)
+        return {key: statistics.median(values[3:]) for key, values in rows.items()}
 
 
 def loopback_bytes() -> int:

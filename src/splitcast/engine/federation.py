@@ -18,7 +18,7 @@ from splitcast.engine.roster import Limits, Line, NoSites, Roster
 from splitcast.engine.simulator import Measured, RoundReport, evaluate, participants
 from splitcast.engine.state import Half, State
 from splitcast.engine.step import Descent, server_pass
-from splitcast.engine.wire import Transcript, opened, opened_labels
+from splitcast.engine.wire import Transcript, all_finite, opened, opened_labels
 from splitcast.errors import SplitcastError
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.noise import Noise
@@ -203,9 +203,9 @@ class Federation:
         while True:
             rho, rows = self.halves.rho(ids), slice(0, len(ids))
             losses, grads = server_pass(self.model, self.state.cut, server, seen, labels, rho, rows, self.descent)
-            good = torch.isfinite(losses) & torch.isfinite(grads.flatten(1)).all(1)
-            if good.all():
+            if all_finite(losses) and all_finite(grads):
                 return ids, server, losses, grads
+            good = torch.isfinite(losses) & torch.isfinite(grads.flatten(1)).all(1)
             kept = good.nonzero().flatten()
             if not len(kept):
                 raise SplitcastError(f"lr: the loss is no longer finite; choose a value below {self.train.lr}")
