@@ -213,7 +213,7 @@ def test_kits_are_locked_up_and_bring_no_shell(tmp_path, capsys):
     said = capsys.readouterr()
     assert said.out == f"kits in {folder}: server, operator, site-1, site-2\n" and said.err == ""
     for path in [folder, *folder.rglob("*")]:
-        assert path.stat().st_mode & 0o077 == 0 or path == folder / "deployment.toml", path
+        assert path.stat().st_mode & 0o077 == 0, path
     policy = json.loads((folder / "site-1/local/authorization.json").read_text())["permissions"]["project_admin"]
     assert policy["byoc"] == policy["shell_commands"] == "none"
     keys = [path.read_bytes() for path in folder.glob("*/startup/*.key")]

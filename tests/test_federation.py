@@ -13,7 +13,8 @@ from splitcast.engine.roster import Limits, NoSites, Reply
 from splitcast.engine.site import Site
 from splitcast.errors import SplitcastError
 from splitcast.models import build
-from splitcast.run import make_parts, make_simulator
+from splitcast.records import RunFolder
+from splitcast.run import make_parts, make_simulator, train
 from splitcast.schemes.messages import Ledger
 from splitcast.seeds import torch_seed
 
@@ -316,3 +317,16 @@ def test_measuring_gamma_needs_the_simulator():
     config = dataclasses.replace(settings("sfl-ga"), policy=PolicyConfig(policy="greedy", gamma_draws=3))
     with pytest.raises(SplitcastError, match="gamma_draws"):
         federation(config, Wired(3))
+
+
+def test_the_round_loop_over_sites_with_a_policy_equals_the_simulator(tmp_path):
+    config = dataclasses.replace(settings("sfl-ga", rounds=6, checkpoint_every=3), policy=PolicyConfig(policy="random"))
+    here = train(config)
+    there = train(config, tmp_path / "run", engine=federation(config, Wired(3)), images=IMAGES)
+    assert len({record.cut for record in here.rounds}) > 1
+    for ours, theirs in zip(there.rounds, here.rounds, strict=True):
+        plain = dataclasses.replace(ours, wall_s=None, loss=theirs.loss, drift=theirs.drift, test_loss=theirs.test_loss)
+        assert plain == theirs
+    assert RunFolder(tmp_path / "run").restore(here.simulator.model.initial())[1] == 6
+    assert there.rounds[-1].drift == pytest.approx(here.rounds[-1].drift, abs=1e-5)
+    assert there.rounds[0].drift is None  # nobody asked for the halves

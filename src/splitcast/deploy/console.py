@@ -5,6 +5,7 @@ Logging in takes a second and leaves threads behind, so that one session is kept
 
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from io import StringIO
@@ -16,6 +17,7 @@ from splitcast.errors import SplitcastError
 
 T = TypeVar("T")
 LOGIN_S = 5.0
+ABORT_S = 10.0
 
 
 class Operator:
@@ -63,6 +65,15 @@ class Operator:
                 str(session.get_system_info().server_info.start_time),
             )
         )
+
+    def end(self, job: str) -> None:
+        """Abort a job unless it has ended, and wait for that a little: two jobs must not write one run folder."""
+        deadline = time.monotonic() + ABORT_S
+        asked = False
+        while (seen := self.look(job)) and not seen[0].startswith("FINISHED") and time.monotonic() < deadline:
+            if not asked:
+                asked = self.ask(lambda session: str(session.abort_job(job))) is not None
+            time.sleep(0.5)
 
     def submit(
         self,

@@ -52,6 +52,7 @@ def make_kits(file: Path, folder: Path, classes: Sequence[str] = ()) -> list[str
     for leftover in (authority / ORG).glob("prod_*"):
         shutil.rmtree(leftover)
     (folder / SETTINGS).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / SETTINGS).chmod(0o600)
     _lock_up(authority)
     return made
 

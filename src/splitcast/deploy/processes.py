@@ -104,7 +104,7 @@ def _wait_for_server(path: Path, host: str, port: int) -> None:
     while time.monotonic() < deadline:
         with socket.socket() as probe:
             probe.settimeout(1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
+            if probe.connect_ex(("127.0.0.1" if host == "localhost" else host, port)) == 0:
                 return
         time.sleep(0.1)
     raise SplitcastError(f"server: does not listen on {host}:{port} after {START_S:g} s; see {path / LOG}")

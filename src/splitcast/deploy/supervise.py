@@ -24,7 +24,7 @@ from splitcast.errors import SplitcastError
 from splitcast.records import RoundRecord, RunFolder, write_atomically
 
 RUN_FILE = "deployment.json"
-"""In the run folder: the name under which sites keep their halves."""
+"""In the run folder: the name under which sites keep their halves, and the last job."""
 SITES_S = 60.0
 """How long to wait for the sites before a run starts."""
 RETURN_S = 15.0
@@ -66,16 +66,21 @@ def _supervised(
     note: Note,
 ) -> dict[str, Any]:
     wait_for_sites(operator, deployment, SITES_S, deployment.to_start)
+    if resume and run.summary_file.is_file():
+        return run.summary()
     if not resume:
         run.create(config)
-        write_atomically(run.path / RUN_FILE, json.dumps({"run": secrets.token_hex(8)}).encode())
+        _write(run, {"run": secrets.token_hex(8), "job": ""})
     watch = _Watch(run, on_round)
     fruitless = 0
     while True:
         before = _checkpointed(run)
-        (run.path / TROUBLE).unlink(missing_ok=True)
-        job = operator.submit(_trainer(deployment, config, run), min_sites=max(1, deployment.limits.min_sites))
-        ended = _follow(operator, job, watch)
+        job = _submitted(operator, deployment, config, run)
+        try:
+            ended = _follow(operator, job, watch)
+        except BaseException:
+            operator.end(job)
+            raise
         if run.summary_file.is_file():
             summary = run.summary() | {"command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])}
             run.finish(summary)
@@ -116,12 +121,27 @@ def wait_for_sites(operator: Operator, deployment: Deployment, patience_s: float
     )
 
 
+def _submitted(operator: Operator, deployment: Deployment, config: Config, run: RunFolder) -> str:
+    """Submit the run, after ending whatever job of it may still be there."""
+    known = json.loads((run.path / RUN_FILE).read_text(encoding="utf-8"))
+    if known["job"]:
+        operator.end(known["job"])
+    (run.path / TROUBLE).unlink(missing_ok=True)
+    trainer = _trainer(deployment, config, run) | {"run": known["run"]}
+    job = operator.submit(trainer, min_sites=max(1, deployment.limits.min_sites))
+    _write(run, known | {"job": job})
+    return job
+
+
+def _write(run: RunFolder, known: dict[str, str]) -> None:
+    write_atomically(run.path / RUN_FILE, json.dumps(known).encode())
+
+
 def _trainer(deployment: Deployment, config: Config, run: RunFolder) -> dict[str, Any]:
     """The arguments of `deploy.job.Trainer`."""
     limits = asdict(deployment.limits.limits()) | {"call_timeout_s": deployment.limits.call_timeout_s}
     return {
         "config": to_toml(config),
-        "run": json.loads((run.path / RUN_FILE).read_text(encoding="utf-8"))["run"],
         "folder": str(run.path.resolve()),
         "sites": list(deployment.sites),
         "limits": limits,
