@@ -30,6 +30,7 @@ class Trainer:
     def __init__(self, config: str, run: str, folder: str, sites: list[str], limits: dict[str, Any], test: str) -> None:
         self.config, self.run, self.folder = config, run, folder
         self.sites, self.limits, self.test = sites, dict(limits), test
+        self.joined = False
 
     @collab.main  # type: ignore[untyped-decorator]
     def main(self) -> None:
@@ -38,17 +39,18 @@ class Trainer:
         try:
             self.train(from_toml(self.config), folder)
         except SplitcastError as error:
-            again = isinstance(error, NoSites) and folder.checkpoint_file.exists()
-            report = {"what": str(error), "again": again}
+            report = {"what": str(error), "again": isinstance(error, NoSites) and self.joined}
             write_atomically(folder.path / TROUBLE, json.dumps(report).encode())
 
     def train(self, config: Config, folder: RunFolder) -> None:
         """One run, from wherever its folder stands."""
+        self.joined = folder.checkpoint_file.exists()
         federation = self.federation(config)
-        if not folder.checkpoint_file.exists():
+        if not self.joined:
             if federation.roster.failures:  # a run does not start with half of its sites
                 raise SplitcastError(federation.roster.why())
             federation.start()
+        self.joined = True
         train(config, folder.path, resume=True, images=server_images(self.test, config), engine=federation)
 
     def federation(self, config: Config) -> Federation:
