@@ -19,8 +19,9 @@ import psutil
 ORG = "splitcast"
 """The organisation in every certificate."""
 PID_FILE = "keeper.pid"
+"""Written by whoever starts a keeper, removed by the keeper when it ends."""
 LOG = "flare.log"
-POLL_S = 0.25
+POLL_S = 0.5
 RESTART_S = 1.0
 
 
@@ -79,7 +80,6 @@ def keep(kit: Path) -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     os.umask(0o077)
-    (kit / PID_FILE).write_text(f"{os.getpid()}\n")
     try:
         while not stopping:
             with (kit / LOG).open("ab") as log:

@@ -73,18 +73,14 @@ def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
 
 
 def _spawn(path: Path) -> None:
-    subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", str(KEEPER), str(path.resolve())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + 30
-    while running(path) is None:
-        if time.monotonic() > deadline:
-            raise SplitcastError(f"{path.name}: could not be started; see {path / LOG}")
-        time.sleep(0.05)
+    (path / PID_FILE).write_text(f"{process.pid}\n")  # before anything can go wrong, so that `stop` finds it
 
 
 def _refuse_busy_port(host: str, port: int) -> None:
