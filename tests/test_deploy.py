@@ -252,6 +252,10 @@ def test_bad_input_is_one_line_and_leaves_no_process(tmp_path, capsys):
     config = tmp_path / "c.toml"
     config.write_text(to_toml(with_values(CONFIG, clients=5)))
     assert "5, but the deployment has 2 sites" in refused(capsys, "run", config, "--folder", folder)
+    train(with_values(CONFIG, rounds=1), tmp_path / "simulated")
+    (tmp_path / "simulated/summary.json").unlink()
+    line = refused(capsys, "run", "--resume", tmp_path / "simulated", "--folder", folder)
+    assert "was not run on sites" in line and "splitcast train --resume" in line
     assert left_behind(folder) == []
 
 

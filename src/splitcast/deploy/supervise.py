@@ -25,7 +25,7 @@ from splitcast.records import RoundRecord, RunFolder, write_atomically
 
 RUN_FILE = "deployment.json"
 """In the run folder: the name under which sites keep their halves, and the last job."""
-SITES_S = 60.0
+SITES_S = 30.0
 """How long to wait for the sites before a run starts."""
 RETURN_S = 15.0
 """How long to wait for lost sites before it goes on without them."""
@@ -65,9 +65,12 @@ def _supervised(
     on_round: Callable[[RoundRecord], None],
     note: Note,
 ) -> dict[str, Any]:
-    wait_for_sites(operator, deployment, SITES_S, deployment.to_start)
     if resume and run.summary_file.is_file():
         return run.summary()
+    if resume and not (run.path / RUN_FILE).is_file():
+        raise SplitcastError(f"resume: {run.path} was not run on sites; go on with: splitcast train --resume")
+    to_go_on = max(1, deployment.limits.min_sites)
+    wait_for_sites(operator, deployment, SITES_S, to_go_on if resume else deployment.to_start)
     if not resume:
         run.create(config)
         _write(run, {"run": secrets.token_hex(8), "job": ""})
@@ -93,22 +96,24 @@ def _supervised(
         if fruitless == FRUITLESS:
             log = operator.folder / "server" / LOG
             raise SplitcastError(f"run: {FRUITLESS} jobs in a row ended without a checkpoint ({reason}); see {log}")
-        sites = wait_for_sites(operator, deployment, RETURN_S, max(1, deployment.limits.min_sites))
+        sites = wait_for_sites(operator, deployment, RETURN_S, to_go_on, SERVER_S)
         note(f"{reason}; going on from round {_checkpointed(run)} with {', '.join(sites)}")
 
 
-def wait_for_sites(operator: Operator, deployment: Deployment, patience_s: float, needed: int) -> list[str]:
-    """The connected sites: all of them, or at least ``needed`` when patience ends."""
-    started, there = time.monotonic(), operator.connected()
+def wait_for_sites(
+    operator: Operator, deployment: Deployment, patience_s: float, needed: int, server_s: float = 0.0
+) -> list[str]:
+    """The connected sites: all of them, or at least ``needed`` when patience ends, which may be longer for a server."""
+    started = time.monotonic()
     while True:
+        there = operator.connected()
         known = [name for name in deployment.sites if name in (there or [])]
         waited = time.monotonic() - started
         if len(known) == len(deployment.sites) or (waited > patience_s and len(known) >= needed):
             return known
-        if waited > (SERVER_S if there is None and needed < len(deployment.sites) else patience_s):
+        if waited > (max(patience_s, server_s) if there is None else patience_s):
             break
         time.sleep(POLL_S)
-        there = operator.connected()
     if there is None:
         raise SplitcastError(
             f"server: nobody answers at {deployment.server.host}:{deployment.server.port}; "
