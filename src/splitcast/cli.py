@@ -21,6 +21,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   compare   train several schemes on the same data and seeds; one table, one figure
   plan      which cut, how long a round takes in a wireless cell, and who gets what
   learn     learn which cut to take under which channel (DDQN), for train --policy
+  reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -101,6 +102,26 @@ class LearnOptions:
 
 
 @dataclass(frozen=True)
+class ReproduceOptions:
+    """Draw the paper's figures from trainings of this machine, and judge its claims. Trainings are kept in --out and
+    shared; a reproduction that was stopped goes on where it was."""
+
+    figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation; or all."""
+    dataset: str = ""
+    """With --full: mnist (the default), fashion-mnist or cifar10."""
+    quick: bool = False
+    """Embedded data and short trainings: minutes."""
+    full: bool = False
+    """The paper's sizes: hours."""
+    seeds: int = 0
+    """Trainings per curve. Default: 3 with --full, 2 with --quick."""
+    out: Path = Path("runs/reproduce")
+    """Folder for trainings and, under the data set's name, figures (PNG, SVG, CSV), claims.md and claims.json."""
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -166,6 +187,14 @@ def learn(options: LearnOptions) -> None:
     run_learning(options.settings, options.learning, options.out, options.output)
 
 
+def reproduce(options: ReproduceOptions) -> None:
+    from splitcast.show_reproduce import run_reproduction
+
+    run_reproduction(
+        options.figures, options.dataset, options.quick, options.full, options.seeds, options.out, options.output
+    )
+
+
 def profile(options: ProfileOptions) -> None:
     from splitcast.models import build
     from splitcast.show import print_profile
@@ -211,6 +240,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "compare": (CompareOptions, compare),
     "plan": (PlanOptions, plan),
     "learn": (LearnOptions, learn),
+    "reproduce": (ReproduceOptions, reproduce),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),
