@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -253,6 +254,12 @@ def main(args: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"splitcast: {message}", file=sys.stderr)
+        _dispatch(arguments)
+
+
+def _dispatch(arguments: list[str]) -> None:
     try:
         name, *rest = arguments
         if name not in COMMANDS:

@@ -46,7 +46,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:  # else it would print an empty line
+            self.progress.stop()
 
     def __call__(self, name: str, config: Config) -> OnRound:
         task = self.progress.add_task(name, total=config.train.rounds, status="")
