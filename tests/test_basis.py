@@ -314,3 +314,17 @@ def test_flops_follow_the_way_that_is_taken():
     assert decomposition_flops(10, 100, 4) == 2 * 10 * 10 * 100 + 9 * 10**3 + 2 * 10 * 100 * 4
     assert decomposition_flops(100, 10, 4) == decomposition_flops(10, 100, 4)
     assert decomposition_flops(1000, 6272, 8) < 0.1 * (2 * 1000**2 * 6272 + 9 * 1000**3)
+
+
+def test_smashed_data_goes_to_the_nearest_grid_point(monkeypatch):
+    """No noise is drawn for it; what is smaller than half a step becomes zero."""
+    monkeypatch.setattr("splitcast.schemes.noise.stream", lambda *where: pytest.fail("noise was drawn"))
+    sim = engine("psl", 1, 1, split={"uplink_codec": "int2", "downlink_codec": "fp32"})
+    seen = []
+    through = type(sim.scheme.uplink).through
+    monkeypatch.setattr(type(sim.scheme.uplink), "through", lambda *args: seen.append(args) or through(*args))
+    sim.round(1)
+    (args,) = seen
+    assert len(args) == 2, "codec and data, no noise"
+    row = torch.tensor([[[0.0, 0.16, 0.17, 0.49, 0.51, 1.0]]])
+    assert torch.allclose(through(CODECS["int2"], row), torch.tensor([[[0, 0, 1 / 3, 1 / 3, 2 / 3, 1.0]]]))
