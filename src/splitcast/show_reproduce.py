@@ -63,7 +63,7 @@ def make_study(dataset: str, quick: bool, full: bool, seeds: int, out: Path) -> 
         sizes = {"batch": 32, "rounds": 100, "eval_every": 10, "checkpoint_every": 50}
     else:
         dataset, sizes = "mnist-mini", {"batch": 16, "rounds": 40, "eval_every": 4, "checkpoint_every": 20}
-    base = with_values(Config(), dataset=dataset, lr=0.03, **sizes)
+    base = with_values(Config(), dataset=dataset, **sizes)
     flags = (f"--full --dataset {dataset}" if full else "--quick") + (f" --seeds {seeds}" if seeds else "")
     target = 0.94 if dataset == "mnist" else None
     return Study(base, tuple(range(seeds or (3 if full else 2))), out, full, target), flags
