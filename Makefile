@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -25,5 +25,8 @@ lint: $(STAMP)  ## style, types, layers
 bench: $(STAMP)  ## every benchmark
 	for what in engine allocate; do $(BIN)/splitcast bench $$what; done
 
+docs: $(STAMP)  ## the documentation as a site of plain files: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site

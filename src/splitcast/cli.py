@@ -254,6 +254,8 @@ def main(args: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
+    if str(Path.cwd()) not in sys.path:  # an installed command does not look where its user works
+        sys.path.append(str(Path.cwd()))
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"splitcast: {message}", file=sys.stderr)
         _dispatch(arguments)
