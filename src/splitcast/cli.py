@@ -21,6 +21,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   compare   train several schemes on the same data and seeds; one table, one figure
   plan      which cut, how long a round takes in a wireless cell, and who gets what
   learn     learn which cut to take under which channel (DDQN), for train --policy
+  report    one self-contained HTML page about one or several runs
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -101,6 +102,16 @@ class LearnOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """One self-contained HTML page about runs: summary, charts, latency per client, configuration, commands."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, or folders of run folders such as `compare --out` writes."""
+    out: Path | None = None
+    """The page. Default: report.html in the first folder."""
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -166,6 +177,12 @@ def learn(options: LearnOptions) -> None:
     run_learning(options.settings, options.learning, options.out, options.output)
 
 
+def report(options: ReportOptions) -> None:
+    from splitcast.report import write_report
+
+    print(f"report: {write_report(options.runs, options.out)}")
+
+
 def profile(options: ProfileOptions) -> None:
     from splitcast.models import build
     from splitcast.show import print_profile
@@ -211,6 +228,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "compare": (CompareOptions, compare),
     "plan": (PlanOptions, plan),
     "learn": (LearnOptions, learn),
+    "report": (ReportOptions, report),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),

@@ -15,6 +15,7 @@ from splitcast.figures import COLOURS
 from splitcast.records import RoundRecord
 from splitcast.report.clients import breakdown, held_up
 from splitcast.report.runs import Run
+from splitcast.schemes.schemes import scheme
 
 FORMAT = "splitcast-report-1"
 
@@ -37,9 +38,13 @@ def document(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def heading(runs: Sequence[Run]) -> str:
-    """One run's name, or what several have in common."""
+    """What the runs have in common."""
+    if len(runs) == 1:
+        return f"{runs[0].name}: {title_of(runs[0].config)}"
     shared = {title_of(run.config) for run in runs}
-    return f"{len(runs)} runs" if len(shared) > 1 else next(iter(shared))
+    if len(shared) == 1:
+        return shared.pop()
+    return f"{len(runs)} runs on {', '.join(dict.fromkeys(run.config.data.dataset for run in runs))}"
 
 
 def run_document(run: Run) -> dict[str, Any]:
@@ -52,6 +57,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "policy": run.config.policy.policy,
         "title": title_of(run.config),
         "folder": str(run.path),
+        "whole_model": scheme(run.config.split).whole_model,
         "finished": run.summary is not None,
         "planned_rounds": run.config.train.rounds,
         "accuracy": tested[-1] if tested else None,

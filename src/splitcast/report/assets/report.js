@@ -13,19 +13,19 @@ const X = {
 };
 const LINES = {
   learning: {
-    accuracy: { label: "test accuracy", axis: "test accuracy (%)", scale: 100, unit: "%" },
+    accuracy: { label: "test accuracy", axis: "test accuracy (%)", scale: 100, unit: "%", linear: true },
     test_loss: { label: "test loss", axis: "test loss" },
     loss: { label: "training loss", axis: "training loss" },
   },
   cost: {
-    round_s: { label: "seconds", axis: "simulated time of the round (s)", unit: "s" },
-    round_mb: { label: "MB", axis: "data of the round (MB)", unit: "MB" },
+    round_s: { label: "seconds", axis: "simulated time of the round (s)", unit: "s", zero: true },
+    round_mb: { label: "MB", axis: "data of the round (MB)", unit: "MB", zero: true },
   },
-  drift: { drift: { label: "drift", axis: "mean distance from their average" } },
+  drift: { drift: { label: "drift", axis: "mean distance from their average", zero: true } },
   gamma: {
-    gamma: { label: "Γ", axis: "Γ: squared gradient error" },
-    dropped: { label: "energy missed", axis: "share of energy missed (%)", scale: 100, unit: "%" },
-    rank: { label: "rank", axis: "directions broadcast" },
+    gamma: { label: "Γ", axis: "Γ: squared gradient error", zero: true },
+    dropped: { label: "energy missed", axis: "share of energy missed (%)", scale: 100, unit: "%", zero: true },
+    rank: { label: "rank", axis: "directions broadcast", zero: true },
   },
 };
 const NOTES = {
@@ -51,7 +51,7 @@ const DASHES = ["solid", [7, 4], [7, 3, 2, 3], [2, 3], [12, 3], [5, 2, 2, 2], [1
 const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "arrow", "pin", "circle"];
 
 const state = {
-  x: "rounds", log: false, hidden: new Set(), bytes: "total", client: 0, target: data.target,
+  x: "rounds", logx: false, logy: false, hidden: new Set(), bytes: "total", client: 0, target: data.target,
   metric: Object.fromEntries(Object.keys(LINES).map((chart) => [chart, available(chart)[0]])),
 };
 const charts = {};
@@ -136,7 +136,7 @@ function frame(name) {
   const heading = section.querySelector("h2");
   heading.id = `h-${name}`;
   section.setAttribute("aria-labelledby", heading.id);
-  const pick = el("div", { class: "group segmented", role: "group", "aria-label": `${heading.textContent}: what to show` });
+  const pick = el("div", { class: name === "clients" ? "group" : "group segmented", role: "group", "aria-label": `${heading.textContent}: what to show` });
   const note = el("p", { class: "note" }, NOTES[name] || "");
   const plot = el("div", { class: "plot", role: "img" });
   const holder = el("div", { class: name === "clients" ? "tall" : "" }, plot);
@@ -156,7 +156,7 @@ function common() {
   return {
     animation: !quiet, animationDuration: 250, animationDurationUpdate: 250,
     textStyle: { fontFamily: "inherit" },
-    grid: { left: 12, right: 22, top: 34, bottom: 34, containLabel: true, outerBoundsMode: "none" },
+    grid: { left: 12, right: 22, top: 30, bottom: 34, containLabel: true, outerBoundsMode: "none" },
     tooltip: { confine: true, backgroundColor: css("--card"), borderColor: css("--line"), textStyle: { color: css("--ink") } },
   };
 }
@@ -169,7 +169,8 @@ function axis(more) {
     ...Object.fromEntries(Object.entries(more).filter(([key]) => !["axisLabel", "nameTextStyle"].includes(key))),
   };
 }
-const xAxis = (more) => axis({ nameLocation: "middle", nameGap: 30, axisLabel: { formatter: tick }, ...more });
+const xAxis = (more) => axis({ name: X[state.x].axis, nameLocation: "middle", nameGap: 30, max: state.x === "rounds" ? "dataMax" : undefined,
+  axisLabel: { formatter: tick, margin: 10 }, ...more });
 function show(name, option, label) {
   const { chart, plot, numbers, fill } = charts[name];
   chart.setOption({ ...common(), ...option }, true);
@@ -194,18 +195,19 @@ function drawLines(name) {
   const about = LINES[name][metric];
   const scale = about.scale || 1;
   const runs = shown().filter(({ run }) => run.columns[metric]);
+  const logy = state.logy && !about.linear;
   const series = runs.map(({ run, index }) => {
-    const points = run.columns[metric].map((y, k) => [run.columns[state.x][k], y === null ? null : scale * y, k]).filter((p) => p[1] !== null);
+    const points = run.columns[metric].map((y, k) => [run.columns[state.x][k], y === null ? null : scale * y, k])
+      .filter(([x, y]) => y !== null && (!logy || y > 0) && (!state.logx || x > 0));
     return {
-      type: "line", name: run.name, data: points, color: colourOf(index), symbol: SYMBOLS[index % SYMBOLS.length], symbolSize: 6,
+      type: "line", name: run.name, data: points, color: colourOf(index), symbol: SYMBOLS[index % SYMBOLS.length], symbolSize: narrow() ? 4 : 6,
       showSymbol: points.length <= 60, lineStyle: { width: 2, type: DASHES[index % DASHES.length] }, emphasis: { disabled: true },
     };
   });
   const format = (y) => number(y) + (about.unit ? ` ${about.unit}` : "");
   const option = {
-    xAxis: xAxis({ type: state.log ? "log" : "value", name: X[state.x].axis, scale: state.log, min: state.log ? undefined : 0,
-      max: state.log ? undefined : "dataMax", splitLine: { show: false }, axisLabel: { formatter: tick, showMaxLabel: state.log } }),
-    yAxis: axis({ type: "value", scale: metric !== "rank", name: about.axis, nameLocation: "end", nameTextStyle: { align: "left", padding: [0, 0, 0, -8] },
+    xAxis: xAxis({ type: state.logx ? "log" : "value", splitLine: { show: false } }),
+    yAxis: axis({ type: logy ? "log" : "value", scale: !about.zero, name: about.axis, nameLocation: "end", nameTextStyle: { align: "left", padding: [0, 0, 0, -8] },
       axisLabel: { formatter: tick } }),
     series,
   };
@@ -244,7 +246,9 @@ function drawCuts() {
   const view = charts.cuts;
   const most = Math.max(...data.runs.flatMap((run) => run.cuts.map((part) => part.cut)));
   const seen = [...new Set(runs.flatMap(({ run }) => run.cuts.map((part) => part.cut)))].sort((a, b) => a - b);
-  legend(view.keys, seen.map((cut) => [`cut ${cut}`, cutColour(cut, most)[0]]));
+  const whole = new Set(data.runs.filter((run) => run.whole_model).flatMap((run) => run.cuts.map((part) => part.cut)));
+  const called = (cut) => (whole.has(cut) ? "whole model" : `cut ${cut}`);
+  legend(view.keys, seen.map((cut) => [called(cut), cutColour(cut, most)[0]]));
   const span = (run, part) => {
     const column = run.columns[state.x];
     const start = part.first ? column[part.first - 1] : state.x === "rounds" ? column[0] - 1 : 0;
@@ -260,7 +264,7 @@ function drawCuts() {
       const [fill, ink] = cutColour(part.cut, most);
       const wide = span(run, part) / reach;
       return { value: span(run, part), part, itemStyle: { color: fill },
-        label: { show: wide > 0.04, formatter: wide > 0.12 ? `cut ${part.cut}` : String(part.cut), color: ink, fontSize: 11 } };
+        label: { show: wide > 0.045, formatter: wide > 0.3 ? called(part.cut) : wide > 0.14 ? `cut ${part.cut}` : String(part.cut), color: ink, fontSize: 11 } };
     }),
   }));
   view.fill = () => fillTable(view.table, ["run", "cut", "from round", "to round", "MB", "s"], runs.flatMap(({ run }) => run.cuts.map((part) => {
@@ -270,15 +274,15 @@ function drawCuts() {
   barHeight("cuts", runs.length);
   show("cuts", {
     grid: { ...common().grid, top: 8 },
-    xAxis: xAxis({ type: "value", name: X[state.x].axis, max: "dataMax", axisLabel: { formatter: tick, showMaxLabel: false } }),
+    xAxis: xAxis({ type: "value" }),
     yAxis: names(runs), series,
     tooltip: { ...common().tooltip, trigger: "item", formatter: (item) => {
       const { run } = runs[item.dataIndex];
       const { part } = item.data;
       const [from, to] = [run.columns.rounds[part.first], run.columns.rounds[part.last]];
-      return tip(run.name, [[item.color, `cut ${part.cut}`, from === to ? `round ${from}` : `rounds ${from}–${to}`]]);
+      return tip(run.name, [[item.color, called(part.cut), from === to ? `round ${from}` : `rounds ${from}–${to}`]]);
     } },
-  }, runs.map(({ run }) => `${run.name}: ${run.cuts.length === 1 ? `cut ${run.cuts[0].cut} throughout` : `${run.cuts.length - 1} moves`}`).join("; "));
+  }, runs.map(({ run }) => `${run.name}: ${run.cuts.length === 1 ? `${called(run.cuts[0].cut)} throughout` : `${run.cuts.length - 1} moves`}`).join("; "));
 }
 
 const BYTES = { total: "total", round: "per round", share: "share" };
@@ -302,11 +306,13 @@ function drawBytes() {
     runs.map(({ run }) => [run.name, ...kinds.map((kind) => number(value(run, kind))), number(kinds.reduce((sum, kind) => sum + value(run, kind), 0))]));
   barHeight("bytes", runs.length);
   show("bytes", {
-    grid: { ...common().grid, top: 8, right: 30 },
+    grid: { ...common().grid, top: 8, right: 40 },
     xAxis: xAxis({ type: "value", name: axisName, max: state.bytes === "share" ? 100 : undefined }),
     yAxis: names(runs),
     series: kinds.map((kind) => ({ type: "bar", stack: "bytes", name: named(kind)[0], color: named(kind)[1], barMaxWidth: 20, emphasis: { disabled: true },
-      data: runs.map(({ run }) => value(run, kind)) })),
+      data: runs.map(({ run }) => value(run, kind)),
+      label: { show: kind === last(kinds) && state.bytes !== "share", position: "right", color: css("--soft"), fontSize: 12,
+        formatter: (item) => number(kinds.reduce((sum, each) => sum + value(runs[item.dataIndex].run, each), 0)) } })),
     tooltip: { ...common().tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) => {
       const rows = items.filter((item) => item.value > 0).map((item) => [item.color, item.seriesName, `${number(item.value)} ${unit}`]);
       return tip(items[0].name, rows, `${number(total(runs[items[0].dataIndex].run) / 1e6)} MB in all`);
@@ -337,7 +343,7 @@ function drawClients() {
   view.plot.style.height = `${80 + count * (count > 20 ? 20 : 26)}px`;
   show("clients", {
     grid: { ...common().grid, top: 8 },
-    xAxis: xAxis({ type: "value", name: "simulated time per round (s)", max: "dataMax", axisLabel: { formatter: tick, showMaxLabel: false } }),
+    xAxis: xAxis({ type: "value", name: "simulated time per round (s)", max: undefined }),
     yAxis: axis({ type: "category", inverse: true, data: clients.map((n) => `client ${n}`), splitLine: { show: false }, axisTick: { show: false },
       axisLabel: { color: css("--ink"), interval: 0 } }),
     series: parts.map((part) => ({ type: "bar", stack: "parts", name: PARTS[part][0], color: paint(PARTS[part][1]), barMaxWidth: 16, emphasis: { disabled: true },
@@ -372,7 +378,7 @@ function drawCards() {
       card("data on the air", number(mb), "MB", `${number(mb / done)} MB per round`),
       card("simulated time", number(seconds), "s", `${number(seconds / done)} s per round`),
       card("rounds", `${done}`, run.finished ? "" : `of ${run.planned_rounds}`, run.finished ? "finished" : "unfinished"),
-      card("cut", `${cut}`, "", run.cuts.length > 1 ? `now; moved ${run.cuts.length - 1} times` : "throughout"),
+      card("cut", run.whole_model ? "none" : `${cut}`, "", run.whole_model ? "the whole model is on the clients" : run.cuts.length > 1 ? `now; moved ${run.cuts.length - 1} times` : "throughout"),
       card("drift", number(drift, 3), "", "after the last round"),
     );
     return;
@@ -383,7 +389,7 @@ function drawCards() {
     const row = best(value, sign);
     if (row) cards.push(card(label, figure(value(row)), unit, row.run.name));
   };
-  add("highest accuracy at the end", (row) => row.run.accuracy, -1, (v) => (100 * v).toFixed(1), "%");
+  add("highest accuracy", (row) => row.run.accuracy, -1, (v) => (100 * v).toFixed(1), "%");
   const goal = state.target === null ? "" : ` to ${number(100 * state.target)} %`;
   add(`least data${goal}`, (row) => row.hit?.mb, 1, number, "MB");
   add(`least time${goal}`, (row) => row.hit?.seconds, 1, number, "s");
@@ -421,7 +427,7 @@ function drawConfig() {
   const differs = keys.filter((key) => data.runs.some((run) => !same(run.config[key], data.runs[0].config[key])));
   const changed = keys.filter((key) => !differs.includes(key) && !same(data.runs[0].config[key], data.defaults[key]));
   const rest = keys.filter((key) => !differs.includes(key) && !changed.includes(key));
-  const table = (heads, rows) => { const made = el("table"); fillTable(made, heads, rows); return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.join(", ") }, made); };
+  const table = (heads, rows) => { const made = el("table", { class: "words" }); fillTable(made, heads, rows); return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.join(", ") }, made); };
   const holder = byId("config");
   if (differs.length) holder.append(el("h3", {}, "Differs between the runs"),
     table(["key", ...data.runs.map((run) => run.name)], differs.map((key) => [key, ...data.runs.map((run) => text(run.config[key]))])));
@@ -432,7 +438,7 @@ function drawConfig() {
   if (gammas.length) holder.append(el("h3", {}, "Γ per cut, measured at the start for the policy"),
     table(["run", ...gammas[0].gamma_per_cut.map((_, k) => `cut ${k + 1}`)], gammas.map((run) => [run.name, ...run.gamma_per_cut.map((value) => number(value))])));
   const versions = [...new Set(data.runs.flatMap((run) => Object.keys(run.versions)))];
-  holder.append(el("h3", {}, "Environment"), table(["run", "state", ...versions, "measured s to simulate", "folder"], data.runs.map((run) => [run.name,
+  holder.append(el("h3", {}, "Environment"), table(["run", "state", ...versions, "wall clock (s)", "folder"], data.runs.map((run) => [run.name,
     run.finished ? "finished" : `unfinished, ${run.columns.rounds.length} of ${run.planned_rounds} rounds`,
     ...versions.map((key) => run.versions[key] || "–"), number(run.wall_seconds), run.folder])));
 }
@@ -453,7 +459,7 @@ function command(words) {
 function drawAgain() {
   for (const run of data.runs) {
     byId("again").append(el("h3", {}, run.name), command(run.command),
-      run.recorded_command ? el("p", { class: "note" }, "Recorded command line: ", el("code", {}, run.recorded_command)) : "",
+      run.recorded_command ? el("details", {}, el("summary", {}, "Command line as recorded"), el("pre", { class: "recorded", tabindex: "0" }, run.recorded_command)) : "",
       el("details", {}, el("summary", {}, "config.toml"), el("pre", { tabindex: "0" }, run.toml)));
   }
 }
@@ -462,7 +468,7 @@ function drawAgain() {
 
 function suggestLog() {
   const ends = data.runs.map((run) => last(run.columns[state.x]));
-  state.log = state.x !== "rounds" && Math.max(...ends) > 8 * Math.min(...ends);
+  state.logx = state.x !== "rounds" && Math.max(...ends) > 8 * Math.min(...ends);
 }
 function drawControls() {
   byId("runs").replaceChildren(...data.runs.map((run, index) => el("button", {
@@ -474,7 +480,7 @@ function drawControls() {
     },
   }, swatch(index), el("span", {}, run.name))));
   press(byId("x"), state.x);
-  byId("log").setAttribute("aria-pressed", String(state.log));
+  for (const key of ["logx", "logy"]) byId(key).setAttribute("aria-pressed", String(state[key]));
   byId("theme").setAttribute("aria-pressed", String(isDark()));
 }
 function draw() {
@@ -496,7 +502,7 @@ function start() {
   setTheme(system.matches);
   system.addEventListener("change", () => { if (!chosen) { setTheme(system.matches); draw(); } });
   byId("theme").addEventListener("click", () => { chosen = true; setTheme(!isDark()); draw(); });
-  byId("log").addEventListener("click", () => { state.log = !state.log; draw(); });
+  for (const key of ["logx", "logy"]) byId(key).addEventListener("click", () => { state[key] = !state[key]; draw(); });
   choices(byId("x"), Object.fromEntries(Object.entries(X).map(([key, { label }]) => [key, label])), () => state.x, (key) => { state.x = key; suggestLog(); });
   const target = byId("target");
   if (state.target === null) target.disabled = true;
