@@ -68,7 +68,7 @@ class RoundReport:
 
 
 def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
-    """The clients of round ``t``, (K,): a fraction is chosen, some of them drop out, at least one stays."""
+    """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
     rng = stream(train.seed, "participation", t)
     chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
     luck = rng.random(len(chosen))

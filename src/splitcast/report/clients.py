@@ -50,15 +50,15 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         timed = time_rounds([stages], scenario.cell, gains, scenario.allocator)[0]
         recorded = np.array([record.latency_s for record in rounds])
         mismatch = max(mismatch, float(np.max(np.abs(timed.seconds - recorded) / np.maximum(recorded, 1e-12))))
+        if mismatch > TOLERANCE:
+            raise SplitcastError(
+                f"latency: rounds that this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
+            )
         busy = np.zeros_like(total)
         for stage in timed.stages:
             who = list(stage.stage.clients)
             busy[who, : len(PARTS)] += np.stack([stage.part(name).sum(0) for name in PARTS], axis=-1)
         total += _with_rest(busy, float(timed.seconds.sum()), {n for stage in stages for n in stage.clients})
-    if mismatch > TOLERANCE:
-        raise SplitcastError(
-            f"latency: the rounds this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
-        )
     mean = total.T / len(records)  # (7, N)
     return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch)
 

@@ -49,6 +49,7 @@ const PARTS = {
 const DARK = ["#4aa5e0", "#f08134", "#2cc79b", "#e39bc6", "#f0b840", "#8fd0f5", "#e6e8ec", "#c6c66c"];
 const DASHES = ["solid", [7, 4], [7, 3, 2, 3], [2, 3], [12, 3], [5, 2, 2, 2], [1, 2], [4, 8]];
 const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "arrow", "pin", "circle"];
+const turn = (list, index) => list[(index + Math.floor(index / list.length)) % list.length]; // the ninth run differs from the first
 
 const state = {
   x: "rounds", logx: false, logy: false, hidden: new Set(), bytes: "total", client: 0, target: data.target,
@@ -86,7 +87,7 @@ const shown = () => data.runs.map((run, index) => ({ run, index })).filter(({ in
 const narrow = () => window.innerWidth < 560;
 
 function swatch(index) {
-  const dash = DASHES[index % DASHES.length];
+  const dash = turn(DASHES, index);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   line.setAttribute("width", 24); line.setAttribute("height", 8); line.setAttribute("aria-hidden", "true");
   const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
@@ -155,7 +156,7 @@ function frame(name) {
 function common() {
   return {
     animation: !quiet, animationDuration: 250, animationDurationUpdate: 250,
-    textStyle: { fontFamily: "inherit" },
+    textStyle: { fontFamily: getComputedStyle(document.body).fontFamily },
     grid: { left: 12, right: 22, top: 30, bottom: 34, containLabel: true, outerBoundsMode: "none" },
     tooltip: { confine: true, backgroundColor: css("--card"), borderColor: css("--line"), textStyle: { color: css("--ink") } },
   };
@@ -169,7 +170,7 @@ function axis(more) {
     ...Object.fromEntries(Object.entries(more).filter(([key]) => !["axisLabel", "nameTextStyle"].includes(key))),
   };
 }
-const xAxis = (more) => axis({ name: X[state.x].axis, nameLocation: "middle", nameGap: 30, max: state.x === "rounds" ? "dataMax" : undefined,
+const xAxis = (more) => axis({ name: X[state.x].axis, nameLocation: "middle", nameGap: 30, splitNumber: narrow() ? 3 : 5, max: state.x === "rounds" ? "dataMax" : undefined,
   axisLabel: { formatter: tick, margin: 10 }, ...more });
 function show(name, option, label) {
   const { chart, plot, numbers, fill } = charts[name];
@@ -200,8 +201,8 @@ function drawLines(name) {
     const points = run.columns[metric].map((y, k) => [run.columns[state.x][k], y === null ? null : scale * y, k])
       .filter(([x, y]) => y !== null && (!logy || y > 0) && (!state.logx || x > 0));
     return {
-      type: "line", name: run.name, data: points, color: colourOf(index), symbol: SYMBOLS[index % SYMBOLS.length], symbolSize: narrow() ? 4 : 6,
-      showSymbol: points.length <= 60, lineStyle: { width: 2, type: DASHES[index % DASHES.length] }, emphasis: { disabled: true },
+      type: "line", name: run.name, data: points, color: colourOf(index), symbol: turn(SYMBOLS, index), symbolSize: narrow() ? 4 : 6,
+      showSymbol: points.length <= 60, lineStyle: { width: 2, type: turn(DASHES, index) }, emphasis: { disabled: true },
     };
   });
   const format = (y) => number(y) + (about.unit ? ` ${about.unit}` : "");
@@ -224,9 +225,12 @@ function drawLines(name) {
   show(name, option, `${about.axis} against ${X[state.x].axis}. ` + series.map((s) => `${s.name} ends at ${s.data.length ? format(last(s.data)[1]) : "nothing"}`).join("; "));
 }
 
+function short(name, most) {
+  return name.length <= most ? name : `${name.slice(0, Math.floor(most / 3))}…${name.slice(name.length - Math.ceil((2 * most) / 3) + 1)}`;
+}
 function names(runs) {
-  return axis({ type: "category", inverse: true, data: runs.map(({ run }) => run.name), splitLine: { show: false },
-    axisTick: { show: false }, axisLabel: { color: css("--ink"), width: narrow() ? 76 : 130, overflow: "truncate", interval: 0 } });
+  return axis({ type: "category", inverse: true, data: runs.map(({ run }) => short(run.name, narrow() ? 11 : 20)), splitLine: { show: false },
+    axisTick: { show: false }, axisLabel: { color: css("--ink"), interval: 0 } });
 }
 function barHeight(name, bars) {
   charts[name].plot.style.height = `${96 + Math.max(2, bars) * (bars > 40 ? 22 : 34)}px`;
@@ -315,7 +319,8 @@ function drawBytes() {
         formatter: (item) => number(kinds.reduce((sum, each) => sum + value(runs[item.dataIndex].run, each), 0)) } })),
     tooltip: { ...common().tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) => {
       const rows = items.filter((item) => item.value > 0).map((item) => [item.color, item.seriesName, `${number(item.value)} ${unit}`]);
-      return tip(items[0].name, rows, `${number(total(runs[items[0].dataIndex].run) / 1e6)} MB in all`);
+      const { run } = runs[items[0].dataIndex];
+      return tip(run.name, rows, `${number(total(run) / 1e6)} MB in all`);
     } },
   }, `${axisName}. ` + runs.map(({ run }) => `${run.name}: ${number(total(run) / 1e6)} MB`).join("; "));
 }
@@ -413,7 +418,7 @@ function drawTable() {
     return sign && rows.length > 1 && values.length ? Math[sign < 0 ? "max" : "min"](...values) : null;
   });
   fillTable(byId("table"), ["run", ...columns.map(([head]) => head)], rows.map((row) => [
-    [swatch(row.index), ` ${row.run.name}`, row.run.finished ? "" : el("span", { class: "badge" }, "unfinished")],
+    [swatch(row.index), el("span", { title: row.run.name }, short(row.run.name, narrow() ? 14 : 48)), row.run.finished ? "" : el("span", { class: "badge" }, "unfinished")],
     ...columns.map(([, value, format], k) => el("td", { class: bests[k] !== null && value(row) === bests[k] ? "best" : false }, format(value(row)))),
   ]));
 }
