@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from splitcast.figures import COLOURS
 from splitcast.records import RoundRecord, RunFolder
 from splitcast.report import write_report
 from splitcast.report.clients import breakdown, held_up
-from splitcast.report.document import bytes_per_kind, clean, columns, document, segments, train_command
+from splitcast.report.document import bytes_per_kind, clean, columns, document, measured, segments, train_command
 from splitcast.report.page import render
 from splitcast.report.runs import read_runs
 from splitcast.run import train
@@ -65,6 +65,26 @@ def test_columns_are_sums_from_the_start_and_leave_out_what_never_occurs():
     assert found["round_mb"] == [4.0, 4.0, 4.0]
     assert found["accuracy"] == [None, 0.25, None]
     assert not {"gamma", "rank", "dropped", "test_loss"} & set(found)
+
+
+@dataclass(frozen=True)
+class Deployed(RoundRecord):
+    """What rounds on real sites add."""
+
+    wall_s: dict[str, float] | None = None
+    failures: dict[str, str] | None = None
+
+
+def test_rounds_on_real_sites_show_what_was_measured():
+    first = Deployed(
+        **vars(record(1, drift=None)), wall_s={"upload": 1.0, "server": 0.5}, failures={"site-2": "timeout"}
+    )
+    second = Deployed(**vars(record(2)), wall_s={"upload": 2.0, "server": 0.5})
+    assert columns([first, second])["wall_s"] == [1.5, 2.5]
+    assert columns([first, second])["drift"] == [None, 0.5]
+    assert measured([first, second]) == {"parts_s": {"upload": 1.5, "server": 0.5}, "failures": 1}
+    assert measured([record(1)]) is None and "wall_s" not in columns([record(1)])
+    assert "drift" not in columns([first])
 
 
 def test_segments_are_stretches_of_one_cut():
@@ -474,6 +494,24 @@ def test_nothing_sticks_out(chromium, page, width):
             f".map((t) => t.textContent))(document.querySelectorAll('[data-chart={name}] svg'))"
         )
         assert outside == [], name
+
+
+def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
+    content = document(read_runs([page.parent]))
+    for run in content["runs"]:
+        for name in ("drift", "accuracy", "test_loss", "gamma", "rank", "dropped"):
+            run["columns"].pop(name, None)
+        run |= {"accuracy": None, "best_accuracy": None, "measured": {"parts_s": {"upload": 1.25}, "failures": 2}}
+        run["columns"]["wall_s"] = run["columns"]["round_s"]
+    bare = tmp_path / "bare.html"
+    bare.write_text(render(content | {"target": None}), encoding="utf-8")
+    browser = Browser(chromium, bare)
+    assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert "None of these runs measured it" in browser.find("[data-chart=drift]").text
+    assert "upload 1.25 s; sites failed 2 times" in browser.find("[data-chart=clients]").text
+    browser.find("[data-chart=cost] [data-value=wall_s]").click()
+    assert "measured time of the round (s)" in browser.texts("cost")
+    assert browser.lines("learning") == set(COLOURS[:3])
 
 
 def test_names_and_state_are_shown_as_text(browser):

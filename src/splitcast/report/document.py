@@ -66,6 +66,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "cuts": segments(records),
         "kinds": bytes_per_kind(records),
         "clients": clients_document(run),
+        "measured": measured(records),
         "gamma_per_cut": list(run.gamma),
         "config": flat(run.config),
         "toml": to_toml(run.config),
@@ -82,19 +83,20 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:
     ``mb`` (10^6 bytes) and ``seconds`` are sums from the start, the other costs are of the round alone.
     """
     sent = [(r.up_bytes + r.down_bytes) / 1e6 for r in records]
-    optional = {
+    optional: dict[str, list[Any]] = {
         "accuracy": [r.test_accuracy for r in records],
         "test_loss": [r.test_loss for r in records],
         "gamma": [r.gamma for r in records],
         "dropped": [r.dropped_energy for r in records],
         "rank": [r.rank for r in records],
+        "drift": [r.drift for r in records],
+        "wall_s": [sum(parts.values()) if parts else None for parts in map(_wall_s, records)],
     }
     return {
         "rounds": [r.round for r in records],
         "mb": list(accumulate(sent)),
         "seconds": list(accumulate(r.latency_s for r in records)),
         "loss": [r.loss for r in records],
-        "drift": [r.drift for r in records],
         "round_s": [r.latency_s for r in records],
         "round_mb": sent,
         **{name: values for name, values in optional.items() if any(value is not None for value in values)},
@@ -125,6 +127,22 @@ def clients_document(run: Run) -> dict[str, Any]:
         return {"held_up": blame, **asdict(breakdown(run.config, run.rounds))}
     except SplitcastError as error:
         return {"held_up": blame, "missing": str(error)}
+
+
+def measured(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
+    """Real sites: mean measured seconds of a round's parts, and how often a site failed. None for a simulation."""
+    timed = [parts for parts in map(_wall_s, records) if parts]
+    if not timed:
+        return None
+    names = dict.fromkeys(name for parts in timed for name in parts)
+    mean = {name: sum(parts.get(name, 0.0) for parts in timed) / len(timed) for name in names}
+    return {"parts_s": mean, "failures": sum(len(getattr(r, "failures", None) or {}) for r in records)}
+
+
+def _wall_s(record: RoundRecord) -> dict[str, float] | None:
+    """Measured seconds of a round's parts; a simulation has none."""
+    found: dict[str, float] | None = getattr(record, "wall_s", None)
+    return found
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -19,6 +19,7 @@ const LINES = {
   },
   cost: {
     round_s: { label: "seconds", axis: "simulated time of the round (s)", unit: "s", zero: true },
+    wall_s: { label: "measured seconds", axis: "measured time of the round (s)", unit: "s", zero: true },
     round_mb: { label: "MB", axis: "data of the round (MB)", unit: "MB", zero: true },
   },
   drift: { drift: { label: "drift", axis: "mean distance from their average", zero: true } },
@@ -336,6 +337,10 @@ function drawClients() {
   view.note.textContent = story + (known
     ? `Mean round, every client; worked out again from the configuration, ${found.mismatch < 1e-9 ? "exactly as recorded" : `within ${number(100 * found.mismatch, 2)} % of the record`}.`
     : `The time of the other clients is not known: ${found.missing}.`);
+  if (run.measured) {
+    const parts = Object.entries(run.measured.parts_s).map(([part, seconds]) => `${part} ${number(seconds)} s`).join(", ");
+    view.note.textContent += ` Measured on real sites, mean round: ${parts}; sites failed ${run.measured.failures} times.`;
+  }
   view.plot.hidden = view.numbers.hidden = view.keys.hidden = !known;
   if (!known) return;
   const count = found.parts_s.compute.length;
@@ -366,7 +371,7 @@ function reached(run) {
   const k = accuracy && state.target !== null ? accuracy.findIndex((value) => value !== null && value >= state.target - 1e-12) : -1;
   return k < 0 ? null : { rounds: rounds[k], mb: mb[k], seconds: seconds[k] };
 }
-const totals = (run) => ({ mb: last(run.columns.mb), seconds: last(run.columns.seconds), drift: last(run.columns.drift), hit: reached(run) });
+const totals = (run) => ({ mb: last(run.columns.mb), seconds: last(run.columns.seconds), drift: last((run.columns.drift || []).filter((value) => value !== null)) ?? null, hit: reached(run) });
 
 function card(label, figure, unit, text) {
   return el("div", { class: "card" }, el("p", {}, label), el("p", { class: "figure" }, figure, " ", el("small", {}, unit)), el("p", {}, text));
@@ -425,7 +430,7 @@ function drawTable() {
 
 /* ---- configuration and commands: drawn once ---- */
 
-const text = (value) => (Array.isArray(value) ? value.map(text).join(", ") || "–" : value === "" ? "–" : typeof value === "number" ? String(value) : String(value));
+const text = (value) => (Array.isArray(value) ? value.map(text).join(", ") || "–" : value === "" ? "–" : String(value));
 function drawConfig() {
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
   const keys = Object.keys(data.defaults);
