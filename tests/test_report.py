@@ -312,8 +312,6 @@ def chromium(tmp_path_factory):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.get("about:blank")  # leave the tab with which the browser starts, and what it asked for
-    driver.get_log("performance")
     yield driver
     driver.quit()
 
@@ -327,6 +325,9 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        driver.get("about:blank")
+        for log in ("browser", "performance"):  # what was before is none of this page's business
+            driver.get_log(log)
         driver.get(page.as_uri())
 
     def js(self, script, *args):

@@ -13,6 +13,7 @@ What makes Q precise enough to tell cuts apart whose costs differ by a few per c
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,12 @@ class Agent:
         ):
             if mine != theirs:
                 raise SplitcastError(f"policy: {path} was learned for {mine} {name}, not {theirs}")
+        if self.scenario != world.digest():
+            warnings.warn(
+                f"policy: {path} was learned for another scenario (cell, scheme, model, batch, seed or Gamma); its "
+                "choices are legal but may be poor: learn one with the same options",
+                stacklevel=2,
+            )
 
 
 def learn(

@@ -135,7 +135,7 @@ class Simulator:
         return self.state.client.drift(self.weights)
 
     @torch.no_grad()
-    def evaluate(self, x: Tensor, y: Tensor, batch: int = 1000) -> tuple[float, float]:
+    def evaluate(self, x: Tensor, y: Tensor, batch: int = 250) -> tuple[float, float]:
         """Loss and accuracy of the averaged model."""
         params = self.state.averaged(self.weights)
         loss, right = 0.0, 0
