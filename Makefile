@@ -12,6 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded data, then point at the figure
 	rm -rf demo
 	$(BIN)/splitcast compare sfl-ga sfl psl sfl-gb --rounds 60 --batch 16 --eval-every 3 --out demo
+	$(BIN)/splitcast report demo
 
 test: $(STAMP)  ## all tests; one thread, because the models are tiny and threads only get in each other's way
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest

@@ -281,7 +281,7 @@ def test_integer_uplink_and_downlink_of_psl_are_right_on_average():
 
 def test_sync_every_overrides_the_rhythm_of_a_scheme():
     assert scheme(SplitConfig(scheme="sfl")).sync_every == 1
-    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 20, 20]
+    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 2, 2]
     assert scheme(SplitConfig(scheme="sfl", sync_every=4)).sync_every == 4
     assert scheme(SplitConfig(scheme="sfl-ga", sync_every=2)).sync_every == 2
     assert scheme(SplitConfig(scheme="sfl", sync_every=0)).sync_every == 0
@@ -290,6 +290,13 @@ def test_sync_every_overrides_the_rhythm_of_a_scheme():
     ledgers = [engine("psl", 1, 1, split={"sync_every": 2})]
     kinds = [ledgers[0].round(t).ledger.by_kind() for t in (1, 2, 3, 4)]
     assert ["up.model" in kind for kind in kinds] == [False, True, False, True]
+
+
+def test_sfl_gb_suits_itself_to_the_cut():
+    shallow, deep = (scheme(SplitConfig(scheme="sfl-gb", cut=cut)) for cut in (2, 3))
+    assert (shallow.feedback.rank, shallow.uplink.name) == (8, "int2")
+    assert (deep.feedback.rank, deep.uplink.name) == (32, "int8")
+    assert scheme(SplitConfig(scheme="sfl-gb", cut=3, rank=5)).feedback.rank == 5
 
 
 def test_a_users_codec_overrides_the_schemes_own():

@@ -23,6 +23,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   plan      which cut, how long a round takes in a wireless cell, and who gets what
   learn     learn which cut to take under which channel (DDQN), for train --policy
   reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
+  report    one self-contained HTML page about one or several runs
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -123,6 +124,16 @@ class ReproduceOptions:
 
 
 @dataclass(frozen=True)
+class ReportOptions:
+    """One self-contained HTML page about runs: summary, charts, latency per client, configuration, commands."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, or folders of run folders such as `compare --out` writes."""
+    out: Path | None = None
+    """The page. Default: report.html in the first folder."""
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -196,6 +207,12 @@ def reproduce(options: ReproduceOptions) -> None:
     )
 
 
+def report(options: ReportOptions) -> None:
+    from splitcast.report import write_report
+
+    print(f"report: {write_report(options.runs, options.out)}")
+
+
 def profile(options: ProfileOptions) -> None:
     from splitcast.models import build
     from splitcast.show import print_profile
@@ -242,6 +259,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "plan": (PlanOptions, plan),
     "learn": (LearnOptions, learn),
     "reproduce": (ReproduceOptions, reproduce),
+    "report": (ReportOptions, report),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),

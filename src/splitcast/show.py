@@ -1,6 +1,7 @@
 """What a person sees in the terminal: progress, tables, results."""
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -141,6 +142,7 @@ def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: fl
     console = Console()
     console.print(table)
     console.print(f"figure: {out / 'comparison.png'}", highlight=False)
+    console.print(f"as an interactive page: splitcast report {shlex.quote(str(out))}", highlight=False, soft_wrap=True)
 
 
 def print_profile(model: SplitModel) -> None:

@@ -42,7 +42,7 @@ def _overhead(clients: int, batch: int, repeats: int) -> list[Row]:
     shape = model.smashed_shape(1)
     smashed = torch.randn(clients, batch, *shape, generator=torch.Generator().manual_seed(0))
     flat, weights = smashed.flatten(0, 1).flatten(1), torch.full((clients * batch,), 1 / clients)
-    turns["decomposition"] = partial(factorise, flat, weights, SplitConfig().rank)
+    turns["decomposition"] = partial(factorise, flat, weights, 8)
     turns["uplink codec"] = partial(CODECS["int2"].through, smashed)
     seconds = interleaved_medians(turns, repeats)
     case, sfl = f"gb.n{clients}_b{batch}", seconds.pop("sfl")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splitcast.config import TrainConfig
@@ -64,6 +65,14 @@ class RoundReport:
         """The same as a share of sum_n rho^n ||s^n||^2, the greatest of the local steps."""
         cuts = self.ledger.truncations
         return max(cut.dropped / cut.energy if cut.energy else 0.0 for cut in cuts) if cuts else None
+
+
+def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
+    """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
+    rng = stream(train.seed, "participation", t)
+    chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
+    luck = rng.random(len(chosen))
+    return np.asarray(chosen[luck >= min(train.dropout, luck.max())])
 
 
 class Simulator:
@@ -138,12 +147,7 @@ class Simulator:
         return loss / len(y), right / len(y)
 
     def _participants(self, t: int) -> Tensor:
-        """The clients of a round (K,): a fraction is chosen, some of them drop out, at least one stays."""
-        n = len(self.sizes)
-        rng = stream(self.train.seed, "participation", t)
-        chosen = np.sort(rng.permutation(n)[: max(1, round(self.train.participation * n))])
-        luck = rng.random(len(chosen))
-        return torch.from_numpy(chosen[luck >= min(self.train.dropout, luck.max())])
+        return torch.from_numpy(participants(self.train, len(self.sizes), t))
 
     def _batches(self, t: int, clients: Tensor) -> Tensor:
         """Rows of ``x`` for every step and client (tau, K, b)."""
