@@ -281,7 +281,7 @@ def test_integer_uplink_and_downlink_of_psl_are_right_on_average():
 
 def test_sync_every_overrides_the_rhythm_of_a_scheme():
     assert scheme(SplitConfig(scheme="sfl")).sync_every == 1
-    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 2, 2]
+    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 1, 1]
     assert scheme(SplitConfig(scheme="sfl", sync_every=4)).sync_every == 4
     assert scheme(SplitConfig(scheme="sfl-ga", sync_every=2)).sync_every == 2
     assert scheme(SplitConfig(scheme="sfl", sync_every=0)).sync_every == 0

@@ -18,7 +18,7 @@ TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 
 
 def study(path, **values):
-    return Study(TINY, (0, 1), path, full=False, **values)
+    return Study(TINY, (0, 1), path, full=False, episode=4, **values)
 
 
 def record(round_, accuracy, megabytes=1.0, seconds=2.0):

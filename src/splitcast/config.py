@@ -107,7 +107,7 @@ class SplitConfig:
     """sfl-gb: share of the gradients' energy a step may drop, with as few directions as that takes."""
     sync_every: Annotated[int, Field(ge=-1)] = -1
     """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm (sfl-gb: 5 up to cut 2,
-    else 2)."""
+    else 1)."""
     uplink_codec: str = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4 or int2. auto: fp32; for sfl-gb int2 up
     to cut 2, else int8."""

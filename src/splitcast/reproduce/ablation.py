@@ -17,8 +17,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "psl, packed": {"scheme": "psl", **PACKED},
     "sfl-gb": {"scheme": "sfl-gb"},
     "sfl-gb, fp32": {"scheme": "sfl-gb", **PLAIN},
-    "sfl-gb, int4 up": {"scheme": "sfl-gb", "uplink_codec": "int4"},
-    **{f"sfl-gb, rank {rank}": {"scheme": "sfl-gb", "rank": rank} for rank in (1, 2, 4, 16, 32)},
+    **{f"sfl-gb, rank {rank}": {"scheme": "sfl-gb", "rank": rank} for rank in (1, 4, 32)},
     **{f"sfl-gb, sync every {k}": {"scheme": "sfl-gb", "sync_every": k} for k in (1, 20)},
 }
 

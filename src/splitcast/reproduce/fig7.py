@@ -12,7 +12,7 @@ EPISODES = 500
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds
+    rounds = study.episode
     figure, (axis,) = panels(1)
     rows: list[Row] = []
     flat, final, violations = {}, {}, 0
@@ -20,7 +20,7 @@ def draw(study: Study) -> Drawn:
         curves = []
         ends = []
         for seed in study.seeds:
-            config = study.config(epsilon=epsilon, charge_migration=False, seed=seed)
+            config = study.config(rounds=rounds, epsilon=epsilon, charge_migration=False, seed=seed)
             _, facts = study.learned(config)
             curves.append(facts["curve"])
             judged = next(row for row in facts["rows"] if row["name"] == "ddqn")

@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from splitcast.ccc.policies import fixed_cut
 from splitcast.config import Config, LearnConfig, to_toml, with_values
 from splitcast.data import ImageData
 from splitcast.learn import learn_policy
+from splitcast.models import build
 from splitcast.network.cell import Array
 from splitcast.network.channel import record
-from splitcast.plan import scenario_of
+from splitcast.plan import SHAPES, scenario_of
 from splitcast.records import RoundRecord, RunFolder, write_atomically
 from splitcast.run import OnRound, train
+from splitcast.split import SplitModel
 
 Runs = list[list[RoundRecord]]
 """One training per seed."""
@@ -42,6 +44,8 @@ class Study:
     full: bool
     target: float | None = None
     """Accuracy for "to target" columns; None is the highest whole per cent that all reach"""
+    episode: int = 100
+    """Rounds of an episode of Fig. 7"""
     watch: Watch = field(default=lambda name, config: None)
 
     def watched(self, watch: Watch) -> "Study":
@@ -112,7 +116,7 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
 
     With ``computing_only`` nothing needs time on the air.
     """
-    scenario = scenario_of(config)
+    scenario = scenario_of(config, _model(config.model.arch, config.data.dataset))
     if scenario.scheme.whole_model:
         cuts = [scenario.model.depth] * len(cuts)
     gains = record(scenario.channel, len(cuts)).gains
@@ -125,3 +129,9 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
         ]
     seconds = np.stack([timed.seconds for timed in time_rounds(stages, scenario.cell, gains, scenario.allocator)])
     return seconds[[kinds.index(kind) for kind in rounds], np.arange(len(cuts))]
+
+
+@cache
+def _model(arch: str, dataset: str) -> SplitModel:
+    """Its weights do not matter for the time that a round takes."""
+    return build(arch, *SHAPES[dataset], seed=0)

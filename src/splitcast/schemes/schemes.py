@@ -6,7 +6,7 @@
 | sfl    | `Unicast` | every round            | Thapa et al., SplitFed, AAAI 2022 |
 | psl    | `Unicast` | never                  | Jeon and Kim, Parallel split learning, ICOIN 2020 |
 | epsl   | `Partial` | never                  | Lin et al., Efficient parallel split learning, TMC 2024 |
-| sfl-gb | `Basis`   | every 5 or 2 rounds    | ours: docs/basis-broadcast.md |
+| sfl-gb | `Basis`   | every or every 5th      | ours: docs/basis-broadcast.md |
 | fl     | none: the whole model is on the client | every round | McMahan et al., AISTATS 2017 |
 | sl     | `Unicast`, clients one after another | half handed on | Vepakomma et al. 2018 |
 """
@@ -66,7 +66,7 @@ def _basis_broadcast(config: SplitConfig) -> Scheme:
     return Scheme(
         "sfl-gb",
         Basis(config.rank or (32 if deep else 8), config.drop),
-        sync_every=2 if deep else 5,
+        sync_every=1 if deep else 5,
         uplink=CODECS["int8" if deep else "int2"],
         downlink=CODECS["int8"],
     )
