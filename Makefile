@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -12,6 +12,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded data, then point at the figure
 	rm -rf demo
 	$(BIN)/splitcast compare sfl-ga sfl psl sfl-gb --rounds 60 --batch 16 --eval-every 3 --out demo
+	$(BIN)/splitcast report demo
 
 test: $(STAMP)  ## all tests; one thread, because the models are tiny and threads only get in each other's way
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
@@ -25,5 +26,8 @@ lint: $(STAMP)  ## style, types, layers
 bench: $(STAMP)  ## every benchmark
 	for what in engine allocate; do $(BIN)/splitcast bench $$what; done
 
+docs: $(STAMP)  ## the documentation as a site of plain files: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf .venv build dist demo
+	rm -rf .venv build dist demo site

@@ -281,7 +281,7 @@ def test_integer_uplink_and_downlink_of_psl_are_right_on_average():
 
 def test_sync_every_overrides_the_rhythm_of_a_scheme():
     assert scheme(SplitConfig(scheme="sfl")).sync_every == 1
-    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 20, 20]
+    assert [scheme(SplitConfig(scheme="sfl-gb", cut=cut)).sync_every for cut in (1, 2, 3, 4)] == [5, 5, 1, 1]
     assert scheme(SplitConfig(scheme="sfl", sync_every=4)).sync_every == 4
     assert scheme(SplitConfig(scheme="sfl-ga", sync_every=2)).sync_every == 2
     assert scheme(SplitConfig(scheme="sfl", sync_every=0)).sync_every == 0
@@ -290,6 +290,13 @@ def test_sync_every_overrides_the_rhythm_of_a_scheme():
     ledgers = [engine("psl", 1, 1, split={"sync_every": 2})]
     kinds = [ledgers[0].round(t).ledger.by_kind() for t in (1, 2, 3, 4)]
     assert ["up.model" in kind for kind in kinds] == [False, True, False, True]
+
+
+def test_sfl_gb_suits_itself_to_the_cut():
+    shallow, deep = (scheme(SplitConfig(scheme="sfl-gb", cut=cut)) for cut in (2, 3))
+    assert (shallow.feedback.rank, shallow.uplink.name) == (8, "int2")
+    assert (deep.feedback.rank, deep.uplink.name) == (32, "int8")
+    assert scheme(SplitConfig(scheme="sfl-gb", cut=3, rank=5)).feedback.rank == 5
 
 
 def test_a_users_codec_overrides_the_schemes_own():
@@ -314,3 +321,17 @@ def test_flops_follow_the_way_that_is_taken():
     assert decomposition_flops(10, 100, 4) == 2 * 10 * 10 * 100 + 9 * 10**3 + 2 * 10 * 100 * 4
     assert decomposition_flops(100, 10, 4) == decomposition_flops(10, 100, 4)
     assert decomposition_flops(1000, 6272, 8) < 0.1 * (2 * 1000**2 * 6272 + 9 * 1000**3)
+
+
+def test_smashed_data_goes_to_the_nearest_grid_point(monkeypatch):
+    """No noise is drawn for it; what is smaller than half a step becomes zero."""
+    monkeypatch.setattr("splitcast.schemes.noise.stream", lambda *where: pytest.fail("noise was drawn"))
+    sim = engine("psl", 1, 1, split={"uplink_codec": "int2", "downlink_codec": "fp32"})
+    seen = []
+    through = type(sim.scheme.uplink).through
+    monkeypatch.setattr(type(sim.scheme.uplink), "through", lambda *args: seen.append(args) or through(*args))
+    sim.round(1)
+    (args,) = seen
+    assert len(args) == 2, "codec and data, no noise"
+    row = torch.tensor([[[0.0, 0.16, 0.17, 0.49, 0.51, 1.0]]])
+    assert torch.allclose(through(CODECS["int2"], row), torch.tensor([[[0, 0, 1 / 3, 1 / 3, 2 / 3, 1.0]]]))

@@ -36,7 +36,7 @@ def refused(capsys, *args):
         (["--sizes", "big"], ["sizes", "'big'", "equal, unequal"]),
         (["--uplink-codec", "int3"], ["uplink_codec", "'int3'", "fp32"]),
         (["--downlink-codec", "int16"], ["downlink_codec", "'int16'", "auto, fp32, fp16, int8, int4, int2"]),
-        (["--rank", "0"], ["rank", "greater than or equal to 1"]),
+        (["--rank", "-1"], ["rank", "greater than or equal to 0"]),
         (["--drop", "1"], ["drop", "less than 1"]),
         (["--sync-every", "-2"], ["sync_every", "greater than or equal to -1"]),
         (["--scheme", "sl", "--sync-every", "3"], ["sync_every", "3", "sl"]),

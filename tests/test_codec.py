@@ -16,7 +16,7 @@ SHAPES = [(1, 1), (3, 7), (32, 2, 3, 3), (5,), (2, 1, 9), (4, 0), (0, 4)]
 
 
 def noise(clients=(0,), t=1, step=0, seed=0):
-    return Noise(seed, t, step).of("smashed", clients)
+    return Noise(seed, t, step).of("gradient", clients)
 
 
 def sample(shape, seed=0, scale=1.0):
@@ -160,10 +160,10 @@ def test_noise_differs_between_places_and_repeats_at_one():
     draws = [
         Noise(seed, t, i).of(kind, clients)
         for seed, t, i, kind, clients in [
-            (0, 1, 0, "smashed", [0]),
-            (1, 1, 0, "smashed", [0]),
-            (0, 2, 0, "smashed", [0]),
-            (0, 1, 1, "smashed", [0]),
+            (0, 1, 0, "coefficients", [0]),
+            (1, 1, 0, "coefficients", [0]),
+            (0, 2, 0, "coefficients", [0]),
+            (0, 1, 1, "coefficients", [0]),
             (0, 1, 0, "gradient", [0]),
             (0, 1, 0, "gradient", None),
         ]
@@ -171,7 +171,7 @@ def test_noise_differs_between_places_and_repeats_at_one():
     seen = [draw(8).tolist() for draw in draws]
     assert len({str(each) for each in seen}) == len(seen)
     assert [draw(8).tolist() for draw in draws] == seen
-    assert NEAREST.of("smashed", [0]) is None
+    assert NEAREST.of("coefficients", [0]) is None
 
 
 def test_noise_is_evenly_spread_and_symmetric():

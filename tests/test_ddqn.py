@@ -44,6 +44,12 @@ def test_a_small_problem_is_learned_in_seconds():
     assert rows["greedy"].cost == pytest.approx(rows["clairvoyant"].cost)
 
 
+def test_a_cut_that_was_never_tried_does_not_stop_learning():
+    world = make_world()
+    agent = learn(world, 1, LearnConfig(episodes=2, hidden=4))  # two transitions, more cuts
+    assert len(world.cuts) > 2 and np.isfinite(agent.values(VectorCutEnv(world, 3, 1).reset(seed=0)[0])).all()
+
+
 def test_learning_is_a_function_of_the_seed():
     few = LearnConfig(episodes=30, parallel=10, explore_episodes=10, hidden=8)
     first, again, other = (learn(make_world(seed=seed), 5, few).network.head.weight for seed in (0, 0, 1))

@@ -191,7 +191,7 @@ def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
         network = QNetwork(code.size, 16, 4)
         with torch.no_grad():
             network.body[0].weight[:, 4].mul_(20)  # a policy that heeds the cost so far
-        Agent(network, code, "").save(tmp_path / "p.safetensors")
+        Agent(network, code, make_world(momentum=0.5).digest()).save(tmp_path / "p.safetensors")
         config = with_values(config, policy=f"ddqn:{tmp_path / 'p.safetensors'}")
 
     def die(record):
@@ -282,7 +282,10 @@ def test_learn_then_train_from_the_command_line(capsys, tmp_path, monkeypatch):
     policy = f"ddqn:{tmp_path / 'policy.safetensors'}"
     main(["train", *TINY, "--policy", policy, "--quiet", "--out", str(tmp_path / "run")])
     assert RunFolder(tmp_path / "run").summary()["policy"] == policy
-    capsys.readouterr()
+    assert capsys.readouterr().err == ""
+    main(["train", *TINY, "--policy", policy, "--quiet", "--out", str(tmp_path / "other"), "--bandwidth-hz", "1e6"])
+    warned = capsys.readouterr().err
+    assert warned.count("\n") == 1 and "learned for another scenario" in warned
     assert "episodes" in refused(capsys, "learn", *TINY, "--episodes", "0", "--out", str(tmp_path / "x"))
     assert "fl has no cut" in refused(capsys, "learn", *TINY, "--scheme", "fl", "--out", str(tmp_path / "x"))
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   compare   train several schemes on the same data and seeds; one table, one figure
   plan      which cut, how long a round takes in a wireless cell, and who gets what
   learn     learn which cut to take under which channel (DDQN), for train --policy
+  reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
+  report    one self-contained HTML page about one or several runs
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
@@ -99,6 +102,36 @@ class LearnOptions:
     out: Path = Path("runs/learn")
     """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
     output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Draw the paper's figures from trainings of this machine, and judge its claims. Trainings are kept in --out and
+    shared; a reproduction that was stopped goes on where it was."""
+
+    figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation; or all."""
+    dataset: str = ""
+    """With --full: mnist (the default), fashion-mnist or cifar10."""
+    quick: bool = False
+    """Embedded data and short trainings: minutes."""
+    full: bool = False
+    """The paper's sizes: hours."""
+    seeds: int = 0
+    """Trainings per curve. Default: 3 with --full, 2 with --quick."""
+    out: Path = Path("runs/reproduce")
+    """Folder for trainings and, under the data set's name, figures (PNG, SVG, CSV), claims.md and claims.json."""
+    output: Output = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """One self-contained HTML page about runs: summary, charts, latency per client, configuration, commands."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, or folders of run folders such as `compare --out` writes."""
+    out: Path | None = None
+    """The page. Default: report.html in the first folder."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +219,20 @@ def learn(options: LearnOptions) -> None:
     run_learning(options.settings, options.learning, options.out, options.output)
 
 
+def reproduce(options: ReproduceOptions) -> None:
+    from splitcast.show_reproduce import run_reproduction
+
+    run_reproduction(
+        options.figures, options.dataset, options.quick, options.full, options.seeds, options.out, options.output
+    )
+
+
+def report(options: ReportOptions) -> None:
+    from splitcast.report import write_report
+
+    print(f"report: {write_report(options.runs, options.out)}")
+
+
 def profile(options: ProfileOptions) -> None:
     from splitcast.models import build
     from splitcast.show import print_profile
@@ -237,6 +284,8 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "compare": (CompareOptions, compare),
     "plan": (PlanOptions, plan),
     "learn": (LearnOptions, learn),
+    "reproduce": (ReproduceOptions, reproduce),
+    "report": (ReportOptions, report),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),
@@ -250,6 +299,14 @@ def main(args: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
+    if str(Path.cwd()) not in sys.path:  # an installed command does not look where its user works
+        sys.path.append(str(Path.cwd()))
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"splitcast: {message}", file=sys.stderr)
+        _dispatch(arguments)
+
+
+def _dispatch(arguments: list[str]) -> None:
     try:
         name, *rest = arguments
         if name not in COMMANDS:

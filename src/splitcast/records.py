@@ -94,8 +94,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SplitcastError(f"out: cannot create {self.path}: {error.strerror}") from None
-        write_atomically(self.config_file, to_toml(config).encode())
+        self.reconfigure(config)
         self.rounds_file.touch()
+
+    def reconfigure(self, config: Config) -> None:
+        """Ask something else of an existing run, such as more rounds."""
+        write_atomically(self.config_file, to_toml(config).encode())
 
     def config(self) -> Config:
         """The configuration of an existing run."""

@@ -1,11 +1,12 @@
 """What a person sees in the terminal: progress, tables, results."""
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -18,9 +19,6 @@ from splitcast.errors import SplitcastError
 from splitcast.records import RoundRecord, RunFolder
 from splitcast.run import OnRound, train
 from splitcast.split import SplitModel
-
-if TYPE_CHECKING:
-    pass
 
 
 class Output(Protocol):
@@ -49,7 +47,8 @@ class Watch:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.progress.stop()
+        if self.progress.live.is_started:  # else it would print an empty line
+            self.progress.stop()
 
     def __call__(self, name: str, config: Config) -> OnRound:
         task = self.progress.add_task(name, total=config.train.rounds, status="")
@@ -68,6 +67,18 @@ class Watch:
             self.progress.update(task, completed=record.round, status=status)
 
         return show
+
+    def briefly(self, name: str, config: Config) -> OnRound:
+        """The same, gone when the run is done."""
+        show = self(name, config)
+        task = self.progress.task_ids[-1]
+
+        def show_and_go(record: RoundRecord) -> None:
+            show(record)
+            if record.round == config.train.rounds:
+                self.progress.remove_task(task)
+
+        return show_and_go
 
 
 def run_training(config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output) -> None:
@@ -131,6 +142,7 @@ def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: fl
     console = Console()
     console.print(table)
     console.print(f"figure: {out / 'comparison.png'}", highlight=False)
+    console.print(f"as an interactive page: splitcast report {shlex.quote(str(out))}", highlight=False, soft_wrap=True)
 
 
 def print_profile(model: SplitModel) -> None:

@@ -63,6 +63,7 @@ class SplitModel:
         named = [(name, p) for name, p in self._half(0, self.depth).named_parameters()]
         self._initial = {name: p.detach().clone() for name, p in named}
         self._shapes = self._measure_shapes()
+        self._counted: dict[tuple[int, int, bool], tuple[int, int]] = {}
 
     @property
     def depth(self) -> int:
@@ -150,6 +151,13 @@ class SplitModel:
         return self._flops(0, self.depth, input_gradient=False)
 
     def _flops(self, start: int, stop: int, *, input_gradient: bool) -> tuple[int, int]:
+        """Forward and backward, counted once."""
+        key = (start, stop, input_gradient)
+        if key not in self._counted:
+            self._counted[key] = self._count_flops(start, stop, input_gradient)
+        return self._counted[key]
+
+    def _count_flops(self, start: int, stop: int, input_gradient: bool) -> tuple[int, int]:
         params = {k: v.requires_grad_() for k, v in self.initial().items()}
         x = torch.zeros(1, *self.smashed_shape(start))
         x.requires_grad_(input_gradient)

@@ -13,6 +13,7 @@ What makes Q precise enough to tell cuts apart whose costs differ by a few per c
 """
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,12 @@ class Agent:
         ):
             if mine != theirs:
                 raise SplitcastError(f"policy: {path} was learned for {mine} {name}, not {theirs}")
+        if self.scenario != world.digest():
+            warnings.warn(
+                f"policy: {path} was learned for another scenario (cell, scheme, model, batch, seed or Gamma); its "
+                "choices are legal but may be poor: learn one with the same options",
+                stacklevel=2,
+            )
 
 
 def learn(
@@ -197,7 +204,8 @@ def bootstrapped(online: QNetwork, target: QNetwork, reward: Tensor, after: Tens
 @torch.no_grad()
 def _centred(network: QNetwork, replay: Replay, cuts: int) -> tuple[float, float]:
     """r̄ and σ from random episodes; starts the last layer at the median of each cut."""
-    rewards = [replay.reward[: replay.count][replay.cut[: replay.count] == a] for a in range(cuts)]
+    seen, cut = replay.reward[: replay.count], replay.cut[: replay.count]
+    rewards = [seen[cut == a] if (cut == a).any() else seen for a in range(cuts)]  # one never tried is like all others
     low, middle, high = torch.stack([r.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=r.dtype)) for r in rewards]).T
     centre, scale = float(middle.max()), float((high - low).max()) or 1.0
     network.head.bias.copy_((middle - centre) / scale)

@@ -12,7 +12,7 @@ from splitcast.network.cell import Cell, cell
 from splitcast.network.channel import Channel, channel
 from splitcast.network.latency import RoundTime
 from splitcast.network.privacy import allowed_cuts
-from splitcast.schemes.messages import Ledger
+from splitcast.schemes.messages import Ledger, Message
 from splitcast.schemes.schemes import Scheme, scheme
 from splitcast.schemes.stages import Stage, Work, dry_ledger, round_stages, workloads
 from splitcast.split import SplitModel
@@ -48,15 +48,20 @@ class Scenario:
             ALLOCATORS[one_of("allocation", net.allocation, ALLOCATORS)],
         )
 
-    def stages(self, cut: int, *, syncs: bool) -> list[Stage]:
-        """A round with all clients; with ``syncs``, one in which client halves are averaged."""
-        train, everyone = self.config.train, range(self.cell.clients)
+    def messages(self, cut: int, *, syncs: bool, clients: Sequence[int] | None = None) -> list[Message]:
+        """What a round of these clients, all by default, sends; with ``syncs``, client halves are averaged in it."""
+        train = self.config.train
         shape = (train.batch, *self.model.smashed_shape(cut))
         values = self.model.client_size(cut) * (2 if train.momentum else 1)
-        sent = dry_ledger(
-            self.scheme, shape, self.classes, values, everyone, local_steps=train.local_steps, syncs=syncs
-        )
-        return round_stages(sent.messages, self.scheme, self.work[cut], everyone, train.local_steps)
+        who = range(self.cell.clients) if clients is None else clients
+        return dry_ledger(
+            self.scheme, shape, self.classes, values, who, local_steps=train.local_steps, syncs=syncs
+        ).messages
+
+    def stages(self, cut: int, *, syncs: bool) -> list[Stage]:
+        """A round with all clients; with ``syncs``, one in which client halves are averaged."""
+        sent, everyone = self.messages(cut, syncs=syncs), range(self.cell.clients)
+        return round_stages(sent, self.scheme, self.work[cut], everyone, self.config.train.local_steps)
 
     def check(self, cut: int, rounds: int) -> None:
         """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""

@@ -17,7 +17,7 @@ from splitcast.seeds import stream
 Draw = Callable[[int], Tensor]
 """count -> (messages, count) odd int16 numbers r, evenly spread and symmetric: r / 2^16 is noise in (-1/2, 1/2)."""
 
-_KINDS: tuple[Kind, ...] = ("smashed", "gradient", "basis", "coefficients")
+_KINDS: tuple[Kind, ...] = ("gradient", "basis", "coefficients")
 _PER_WORD = 4
 _ODD = np.uint64(0x0001000100010001)
 

@@ -6,7 +6,7 @@
 | sfl    | `Unicast` | every round            | Thapa et al., SplitFed, AAAI 2022 |
 | psl    | `Unicast` | never                  | Jeon and Kim, Parallel split learning, ICOIN 2020 |
 | epsl   | `Partial` | never                  | Lin et al., Efficient parallel split learning, TMC 2024 |
-| sfl-gb | `Basis`   | every 5 or 20 rounds   | ours: docs/basis-broadcast.md |
+| sfl-gb | `Basis`   | every or every 5th      | ours: docs/basis-broadcast.md |
 | fl     | none: the whole model is on the client | every round | McMahan et al., AISTATS 2017 |
 | sl     | `Unicast`, clients one after another | half handed on | Vepakomma et al. 2018 |
 """
@@ -60,18 +60,24 @@ class Scheme:
             ledger.broadcast("model", 4 * values, clients)
 
 
+def _basis_broadcast(config: SplitConfig) -> Scheme:
+    """At a shallow cut smashed data is what weighs, at a deep one the client half; the other is sent with more care."""
+    deep = config.cut > 2
+    return Scheme(
+        "sfl-gb",
+        Basis(config.rank or (32 if deep else 8), config.drop),
+        sync_every=1 if deep else 5,
+        uplink=CODECS["int8" if deep else "int2"],
+        downlink=CODECS["int8"],
+    )
+
+
 SCHEMES: dict[str, Callable[[SplitConfig], Scheme]] = {
     "sfl-ga": lambda config: Scheme("sfl-ga", Mean()),
     "sfl": lambda config: Scheme("sfl", Unicast(), sync_every=1),
     "psl": lambda config: Scheme("psl", Unicast()),
     "epsl": lambda config: Scheme("epsl", Partial(config.aggregate)),
-    "sfl-gb": lambda config: Scheme(
-        "sfl-gb",
-        Basis(config.rank, config.drop),
-        sync_every=5 if config.cut <= 2 else 20,  # convolutions are cheap to average, fully connected layers are not
-        uplink=CODECS["int2"],
-        downlink=CODECS["int8"],
-    ),
+    "sfl-gb": _basis_broadcast,
     "fl": lambda config: Scheme("fl", Unicast(), sync_every=1, whole_model=True),
     "sl": lambda config: Scheme("sl", Unicast(), sequential=True),
 }

@@ -1,0 +1,102 @@
+"""Where each client's time went: the rounds of a run, timed again from its configuration.
+
+A run folder keeps the seconds of a round and who held it up, not the seconds of every client. But all that decides
+them is in the configuration (seeds, cell, scheme, model) and the record (cut, bytes), so the rounds are worked out
+again, and trusted only if they take as long as the record says.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from splitcast.ccc.clock import time_rounds
+from splitcast.ccc.scenario import Scenario
+from splitcast.config import Config
+from splitcast.engine.simulator import participants
+from splitcast.errors import SplitcastError
+from splitcast.network.cell import Array
+from splitcast.network.latency import PARTS
+from splitcast.plan import scenario_of
+from splitcast.records import RoundRecord
+from splitcast.schemes.messages import Ledger, Message
+from splitcast.schemes.stages import Stage, round_stages
+
+TOLERANCE = 0.01
+"""Rounds that differ more than this from the record, relatively, are not the ones that were run."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Mean seconds per round of every client, (N,) each; with waiting and absent they sum to the mean round."""
+
+    parts_s: dict[str, list[float]]
+    """compute, uplink, server, downlink, backward; then waiting (for others, while taking part) and absent"""
+    mismatch: float
+    """greatest relative difference of a round's seconds from the record"""
+
+
+def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
+    """Time the recorded rounds again. A `SplitcastError` says why they cannot be."""
+    scenario = scenario_of(config)
+    alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
+    for record in records:
+        alike[tuple(_stages(scenario, record))].append(record)
+    total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
+    mismatch = 0.0
+    for stages, rounds in alike.items():
+        gains = np.stack([scenario.channel.at(record.round) for record in rounds])  # (I, N)
+        timed = time_rounds([stages], scenario.cell, gains, scenario.allocator)[0]
+        recorded = np.array([record.latency_s for record in rounds])
+        mismatch = max(mismatch, float(np.max(np.abs(timed.seconds - recorded) / np.maximum(recorded, 1e-12))))
+        if mismatch > TOLERANCE:
+            raise SplitcastError(
+                f"latency: rounds that this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
+            )
+        busy = np.zeros_like(total)
+        for stage in timed.stages:
+            who = list(stage.stage.clients)
+            busy[who, : len(PARTS)] += np.stack([stage.part(name).sum(0) for name in PARTS], axis=-1)
+        total += _with_rest(busy, float(timed.seconds.sum()), {n for stage in stages for n in stage.clients})
+    mean = total.T / len(records)  # (7, N)
+    return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch)
+
+
+def held_up(records: Sequence[RoundRecord]) -> dict[int, tuple[int, str]]:
+    """How many rounds each client held up, and with what most often."""
+    blame: dict[int, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        blame[record.slowest_client][record.slowest_part] += 1
+    return {client: (parts.total(), parts.most_common(1)[0][0]) for client, parts in sorted(blame.items())}
+
+
+def _with_rest(busy: Array, seconds: float, present: set[int]) -> Array:
+    """Fill the last two columns of (N, 7): what is left of ``seconds`` is waiting, or absence."""
+    rest = np.maximum(seconds - busy.sum(1), 0.0)
+    here = np.isin(np.arange(len(busy)), list(present))
+    busy[:, -2], busy[:, -1] = np.where(here, rest, 0.0), np.where(here, 0.0, rest)
+    return busy
+
+
+def _stages(scenario: Scenario, record: RoundRecord) -> list[Stage]:
+    train, everyone = scenario.config.train, scenario.cell.clients
+    if record.cut not in scenario.work:
+        raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
+    clients = participants(train, everyone, record.round).tolist()
+    sent = scenario.messages(record.cut, syncs=scenario.scheme.syncs(record.round), clients=clients)
+    ledger = Ledger(_as_recorded(sent, record.kinds))
+    ledger.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
+    ledger.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))
+    return round_stages(ledger.messages, scenario.scheme, scenario.work[record.cut], clients, train.local_steps)
+
+
+def _as_recorded(messages: Sequence[Message], kinds: dict[str, int]) -> list[Message]:
+    """The messages with the bytes that were really sent: an adaptive rank is known only afterwards."""
+    planned = Ledger(list(messages)).by_kind()
+
+    def scaled(message: Message) -> Message:
+        key = f"{message.direction}.{message.kind}"
+        return replace(message, nbytes=round(message.nbytes * kinds.get(key, 0) / planned[key]))
+
+    return [scaled(message) for message in messages]

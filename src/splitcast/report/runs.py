@@ -1,0 +1,85 @@
+"""The runs that a report is about."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from splitcast.config import Config
+from splitcast.errors import SplitcastError
+from splitcast.records import RoundRecord, RunFolder
+
+_ROUNDS = TypeAdapter(list[RoundRecord])
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read."""
+
+    name: str
+    path: Path
+    config: Config
+    rounds: list[RoundRecord]
+    """at least one"""
+    gamma: tuple[float, ...]
+    """Gamma of every cut, if it was measured for the policy"""
+    summary: dict[str, Any] | None
+    """None while the run is unfinished"""
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Every run of ``paths``, each a run folder or a folder of run folders."""
+    if not paths:
+        raise SplitcastError("runs: none given; name a run folder, or a folder of run folders")
+    folders = list(dict.fromkeys(folder for path in paths for folder in _folders(path)))
+    return [_read(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
+
+
+def names(folders: Sequence[Path]) -> list[str]:
+    """What to call runs: as little of their paths as tells them apart.
+
+    >>> names([Path("a/sfl"), Path("a/psl")]), names([Path("a/sfl"), Path("b/sfl")])
+    (['sfl', 'psl'], ['a/sfl', 'b/sfl'])
+    """
+    whole = [folder.absolute().parts for folder in folders]
+    for length in range(1, max(map(len, whole)) + 1):
+        short = ["/".join(parts[-length:]) for parts in whole]
+        if max(Counter(short).values()) == 1:
+            return short
+    return [str(folder) for folder in folders]
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise SplitcastError(f"run: {path} is not a folder")
+    if RunFolder(path).config_file.is_file():
+        return [path]
+    inside = sorted(RunFolder(entry).config_file.parent for entry in path.iterdir() if _is_run(entry))
+    if not inside:
+        raise SplitcastError(f"run: {path} is not a run folder and holds none (no config.toml)")
+    return inside
+
+
+def _is_run(path: Path) -> bool:
+    return path.is_dir() and RunFolder(path).config_file.is_file()
+
+
+def _read(path: Path, name: str) -> Run:
+    folder = RunFolder(path)
+    try:
+        config, gamma = folder.config(), folder.gamma()
+        rounds = _ROUNDS.validate_python([vars(record) for record in folder.rounds()])
+        summary = folder.summary() if folder.summary_file.is_file() else None
+    except ValidationError as error:
+        line, field, *_ = *error.errors()[0]["loc"], ""
+        raise SplitcastError(f"run: {folder.rounds_file} line {int(line) + 1} has a bad {field}") from None
+    except (OSError, ValueError) as error:
+        raise SplitcastError(f"run: {path} is damaged: {' '.join(str(error).split())}") from None
+    if not rounds:
+        raise SplitcastError(f"run: {path} has no finished round to show; go on with splitcast train --resume {path}")
+    if not isinstance(summary, dict | None):
+        raise SplitcastError(f"run: {folder.summary_file} is damaged: not a table of values")
+    return Run(name, path, config, rounds, gamma, summary)

@@ -1,0 +1,180 @@
+"""Reproduction: trainings are shared and continued, figures and claims say what the records say."""
+
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+
+from splitcast.cli import main
+from splitcast.config import Config, with_values
+from splitcast.records import RoundRecord, RunFolder
+from splitcast.reproduce import FIGURES, claims
+from splitcast.reproduce.draw import reached, to_target, verdict
+from splitcast.reproduce.study import Study, name_of, round_seconds
+from splitcast.run import train
+
+TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
+
+
+def study(path, **values):
+    return Study(TINY, (0, 1), path, full=False, episode=4, **values)
+
+
+def record(round_, accuracy, megabytes=1.0, seconds=2.0):
+    traffic = {"up_bytes": int(1e6 * megabytes), "down_bytes": 0, "kinds": {"up.smashed": int(1e6 * megabytes)}}
+    rest = {"cut": 1, "clients": 1, "loss": 1.0, "drift": 0.0, "slowest_client": 0, "slowest_part": "uplink"}
+    return RoundRecord(round=round_, latency_s=seconds, test_accuracy=accuracy, **traffic, **rest)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Every figure, drawn once for all tests of this module."""
+    here = study(tmp_path_factory.mktemp("reproduce"))
+    return here, {name: draw(here) for name, draw in FIGURES.items()}
+
+
+def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):
+    seen = []
+    here = study(tmp_path, watch=lambda name, config: seen.append(config.train.rounds))
+    first = here.run(scheme="sfl")
+    assert here.run(scheme="sfl", rounds=2) == first[:2]
+    assert seen == [4]
+    longer = here.run(scheme="sfl", rounds=6)
+    assert seen == [4, 6]
+    assert longer[:4] == first
+    at_once = train(with_values(TINY, scheme="sfl", rounds=6)).rounds
+    assert [r.latency_s for r in longer] == pytest.approx([r.latency_s for r in at_once])
+    assert [replace(r, latency_s=0.0) for r in longer] == [replace(r, latency_s=0.0) for r in at_once]
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert RunFolder(folder).summary()["rounds"] == 6
+
+
+def test_a_training_that_was_stopped_goes_on(tmp_path):
+    here = study(tmp_path)
+    whole = here.run(scheme="psl")
+
+    class StopError(Exception):
+        pass
+
+    def watch(name, config):
+        def stop(record):
+            if record.round == 3:
+                raise StopError
+
+        return stop
+
+    other = study(tmp_path / "other", watch=watch)
+    with pytest.raises(StopError):
+        other.run(scheme="psl")
+    assert replace(other, watch=lambda name, config: None).run(scheme="psl") == whole
+
+
+def test_names_tell_apart_what_differs_and_join_what_does_not():
+    assert name_of(TINY) == name_of(with_values(TINY, rounds=9))
+    assert name_of(TINY) != name_of(with_values(TINY, lr=0.5))
+    clever = with_values(TINY, policy="clairvoyant")
+    assert name_of(clever) != name_of(with_values(clever, rounds=9)), "it plans for the number of rounds"
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "sfl-gb", "fl"])
+def test_rounds_can_be_timed_without_training(scheme):
+    config = with_values(TINY, scheme=scheme, sync_every=2 if scheme == "sfl-gb" else -1, bandwidth_hz=3e6)
+    trained = train(config).rounds
+    assert round_seconds(config, [1] * 4).tolist() == pytest.approx([r.latency_s for r in trained], rel=1e-9)
+    assert (round_seconds(config, [1] * 4, computing_only=True) < round_seconds(config, [1] * 4)).all()
+
+
+def test_moving_cuts_can_be_timed_without_training():
+    config = with_values(TINY, policy="random", charge_migration=False)
+    trained = train(config).rounds
+    assert len({r.cut for r in trained}) > 1
+    assert round_seconds(config, [r.cut for r in trained]).tolist() == pytest.approx([r.latency_s for r in trained])
+
+
+def test_what_it_takes_to_reach_an_accuracy():
+    slow = [record(1, 0.5), record(2, None), record(3, 0.9)]
+    fast = [record(1, 0.9, megabytes=3.0)]
+    reach = to_target([slow, fast], 0.9)
+    assert (reach.rounds, reach.megabytes, reach.seconds) == (2.0, 3.0, 4.0)
+    assert to_target([slow, [record(1, 0.8)]], 0.9) is None
+    assert reached([[slow], [[record(1, 0.8765)]]]) == 0.87
+
+
+def test_verdicts():
+    assert [verdict(True), verdict(True, False), verdict(False)] == [
+        "holds",
+        "holds in order, not in size",
+        "does not hold",
+    ]
+
+
+def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
+    _, figures = drawn
+    for name, figure in figures.items():
+        figure.save(tmp_path / name)
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
+        with (tmp_path / f"{name}.csv").open() as file:
+            assert len(list(csv.DictReader(file))) == len(figure.rows) > 0
+        assert "paper" in figure.caption
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_figures_share_trainings(drawn):
+    here, _ = drawn
+    runs = [folder.name for folder in (here.out / "runs").iterdir()]
+    assert sum("-sfl-cut1-" in name for name in runs) == 2 * 2 + 1, "two seeds of two partitions, one packed"
+
+
+def test_curves_are_those_of_the_records(drawn):
+    here, figures = drawn
+    (run,) = [here.run(scheme="sfl-ga", cut=2, seed=1)]
+    rows = [row for row in figures["fig3"].rows if row["series"] == "SFL-GA, v=2" and row["seed"] == 1]
+    assert [row["accuracy_percent"] for row in rows] == [100 * r.test_accuracy for r in run if r.test_accuracy]
+    assert rows[-1]["MB"] == pytest.approx(sum(r.up_bytes + r.down_bytes for r in run) / 1e6)
+
+
+def test_fixed_cuts_of_fig6_are_the_trainings_of_fig3_in_other_cells(drawn):
+    here, figures = drawn
+    rows = [r for r in figures["fig6"].rows if r["series"] == "fixed cut 2, equal" and r["seed"] == 0]
+    cell = here.config(cut=2, workload="paper", allocation="equal", seed=0)
+    last = next(r for r in reversed(rows) if r["workload"] == "paper")
+    assert last["seconds"] == pytest.approx(float(round_seconds(cell, [2] * 4).sum()))
+    assert last["accuracy_percent"] == 100 * here.run(scheme="sfl-ga", cut=2, seed=0)[-1].test_accuracy
+
+
+def test_claims_are_kept_over_several_calls(drawn, tmp_path):
+    _, figures = drawn
+    for name in ("fig8", "fig3", "fig8"):
+        claims.keep(tmp_path, name, figures[name], f"splitcast reproduce {name} --quick", list(FIGURES))
+    kept = json.loads((tmp_path / "claims.json").read_text())
+    assert list(kept) == ["fig3", "fig8"]
+    text = (tmp_path / "claims.md").read_text()
+    assert text.count("splitcast reproduce fig8 --quick") == len(figures["fig8"].claims) == 3
+    assert "![fig3](fig3.png)" in text
+
+
+def test_bandwidth_figure_from_the_command_line(capsys, tmp_path):
+    main(["reproduce", "fig8", "--quick", "--seeds", "1", "--json", "--out", str(tmp_path)])
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["verdict"] for row in rows[:2]} == {"holds"}
+    assert (tmp_path / "mnist-mini" / "fig8.png").is_file()
+
+
+def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path))
+    for args, words in (
+        (["fig9", "--quick"], ("fig9", "fig3")),
+        (["--quick"], ("name at least one",)),
+        (["fig3"], ("--quick", "--full")),
+        (["fig3", "--quick", "--dataset", "mnist"], ("mnist", "--full")),
+        (["fig3", "--full", "--dataset", "imagenet"], ("imagenet", "cifar10")),
+        (["fig3", "--full"], ("splitcast data get mnist",)),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["reproduce", *args, "--out", str(tmp_path / "out")])
+        assert stop.value.code == 2
+        line = capsys.readouterr().err
+        assert line.count("\n") == 1 and all(word in line for word in words), line
+    assert not (tmp_path / "out").exists()
