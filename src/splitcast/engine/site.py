@@ -19,7 +19,7 @@ from splitcast.engine.state import Half
 from splitcast.engine.step import Descent, Pass, client_backward, server_pass
 from splitcast.engine.wire import Message, Refused, opened, opened_params, sealed, sealed_labels, sealed_params
 from splitcast.models import build
-from splitcast.schemes.noise import Noise
+from splitcast.schemes.feedback import Basis
 from splitcast.schemes.schemes import scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import Params, block_of
@@ -118,8 +118,7 @@ class Site:
         self._expect(cut)
         sent, labels = self._pass(round_, step)
         self._sent = ((round_, step), sent)
-        noise = Noise(self.config.train.seed, round_, step)
-        smashed = sealed(sent.output.detach()[0], self.scheme.uplink, noise.of("smashed", [self.client]))
+        smashed = sealed(sent.output.detach()[0], self.scheme.uplink)
         return {"smashed": smashed, "labels": sealed_labels(labels[0], self.classes)}
 
     @timed
@@ -129,13 +128,15 @@ class Site:
             raise Refused(f"backward: round {round_} step {step} had no forward pass here")
         (_, sent), self._sent = self._sent, None
         shape = (self.config.train.batch, *self.model.smashed_shape(self.cut))
-        if not 0 <= rank <= self.config.split.rank:
-            raise Refused(f"basis: has rank {rank}, not 1..{self.config.split.rank}")
-        layout = self.scheme.feedback.layout(shape, self.scheme.downlink, rank)
+        feedback = self.scheme.feedback
+        highest = feedback.rank if isinstance(feedback, Basis) else 0
+        if not 0 <= rank <= highest:
+            raise Refused(f"basis: has rank {rank}, more than {highest}")
+        layout = feedback.layout(shape, self.scheme.downlink, rank)
         if not isinstance(messages, list | tuple) or len(messages) != len(layout):
             raise Refused(f"feedback: is not a list of {len(layout)} messages")
         parts = [opened(m, part.kind, part.codec, part.shape) for m, part in zip(messages, layout, strict=True)]
-        received = self.scheme.feedback.rebuilt(parts, shape)
+        received = feedback.rebuilt(parts, shape)
         client_backward(sent, received[None], torch.ones(1), self.descent)
         self.half.flush(*self.descent)
 
