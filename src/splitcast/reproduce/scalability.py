@@ -38,6 +38,8 @@ def draw(study: Study) -> Drawn:
         axis.set_xscale("log")
         axis.set_xlabel("clients N")
         axis.grid(alpha=0.3, which="both")
+    axes[0].set_xticks(clients, [str(n) for n in clients])
+    axes[0].minorticks_off()
     axes[1].legend(fontsize=9)
     figure.suptitle(f"{base.data.dataset}, SFL-GA, cut 1, τ = {STEPS}, η ∝ √N")
     rows: list[Row] = [
