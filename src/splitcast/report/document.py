@@ -90,7 +90,7 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:
         "dropped": [r.dropped_energy for r in records],
         "rank": [r.rank for r in records],
         "drift": [r.drift for r in records],
-        "wall_s": [sum(parts.values()) if parts else None for parts in map(_wall_s, records)],
+        "wall_s": [sum(parts.values()) if parts else None for parts in (r.wall_s for r in records)],
     }
     return {
         "rounds": [r.round for r in records],
@@ -131,18 +131,12 @@ def clients_document(run: Run) -> dict[str, Any]:
 
 def measured(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
     """Real sites: mean measured seconds of a round's parts, and how often a site failed. None for a simulation."""
-    timed = [parts for parts in map(_wall_s, records) if parts]
+    timed = [r.wall_s for r in records if r.wall_s]
     if not timed:
         return None
     names = dict.fromkeys(name for parts in timed for name in parts)
     mean = {name: sum(parts.get(name, 0.0) for parts in timed) / len(timed) for name in names}
-    return {"parts_s": mean, "failures": sum(len(getattr(r, "failures", None) or {}) for r in records)}
-
-
-def _wall_s(record: RoundRecord) -> dict[str, float] | None:
-    """Measured seconds of a round's parts; a simulation has none."""
-    found: dict[str, float] | None = getattr(record, "wall_s", None)
-    return found
+    return {"parts_s": mean, "failures": sum(len(r.failures or {}) for r in records)}
 
 
 def flat(config: Config) -> dict[str, Any]:
