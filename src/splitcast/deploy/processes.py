@@ -45,7 +45,7 @@ def start(folder: Path, only: Sequence[str] = ()) -> list[str]:
         _refuse_busy_port(deployment.server.host, deployment.server.port)
     try:
         for path in new:
-            _spawn(path)
+            _spawn(path, threads=max(1, (os.cpu_count() or 1) // len(kits)))
         if any(path.name == "server" for path in new):
             _wait_for_server(folder / "server", deployment.server.host, deployment.server.port)
     except BaseException:
@@ -72,13 +72,15 @@ def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
     return list(pids)
 
 
-def _spawn(path: Path) -> None:
+def _spawn(path: Path, threads: int) -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", str(KEEPER), str(path.resolve())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        # those who share a machine share its cores, unless the user says otherwise
+        env={"OMP_NUM_THREADS": str(threads), **os.environ},
     )
     (path / PID_FILE).write_text(f"{process.pid}\n")  # before anything can go wrong, so that `stop` finds it
 
