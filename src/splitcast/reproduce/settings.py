@@ -45,7 +45,7 @@ def draw(study: Study) -> Drawn:
     axis.invert_yaxis()
     axis.set_xlabel(f"test accuracy after {rounds} rounds (%)")
     axis.set_title(f"{study.base.data.dataset}, SFL-GA, seed {seed}: unstated settings")
-    axis.legend(loc="lower left", fontsize=9)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=9)
     chosen = f"lr {best['lr']}, batch {best['batch']}, τ = {best['local_steps']}"
     here = " and ".join(f"{float(str(best[f'accuracy_cut{cut}'])):.1f} %" for cut in PAPER)
     claims = [
