@@ -1,6 +1,8 @@
-"""The one error a user can cause."""
+"""The one error a user can cause, and the checks of names that users give."""
 
+import importlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class SplitcastError(Exception):
@@ -23,3 +25,16 @@ def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
     if value not in names:
         raise SplitcastError(f"{field}: unknown {value!r}; choose one of {', '.join(names)}")
     return value
+
+
+def imported(field: str, path: str) -> Any:
+    """What ``module:name`` stands for.
+
+    >>> imported("policy", "math:pi") > 3
+    True
+    """
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SplitcastError(f"{field}: cannot import {path!r}: {error}") from None

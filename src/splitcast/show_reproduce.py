@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -30,7 +31,7 @@ def run_reproduction(
     silent = output.quiet or output.json
     study, flags = make_study(dataset, quick, full, seeds, out)
     if not silent:
-        study = study.watched(watch.briefly)
+        study = replace(study, watch=watch.briefly)
     _ = study.images  # a data set that is not there is refused before anything is trained
     folder = out / study.base.data.dataset
     console, rows = Console(stderr=True, quiet=silent), []

@@ -11,7 +11,6 @@
 | module:function | a function of yours                                                                           |
 """
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from splitcast.ccc.ddqn import Agent
 from splitcast.ccc.world import CHOICE, Costs, World
-from splitcast.errors import SplitcastError
+from splitcast.errors import SplitcastError, imported
 from splitcast.network.cell import Array
 from splitcast.seeds import stream
 
@@ -146,11 +145,7 @@ def fixed_cut(name: str, default_cut: int) -> int | None:
 
 
 def _import(path: str) -> Policy:
-    module, _, name = path.partition(":")
-    try:
-        found: Policy = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SplitcastError(f"policy: cannot import {path!r}: {error}") from None
+    found: Policy = imported("policy", path)
     if not callable(found):
         raise SplitcastError(f"policy: {path} is a {type(found).__name__}, not a function")
     return found

@@ -1,12 +1,11 @@
 """Models by name."""
 
-import importlib
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from splitcast.errors import SplitcastError, one_of
+from splitcast.errors import imported, one_of
 from splitcast.models.cnn import paper_cnn, small_cnn
 from splitcast.split import SplitModel
 
@@ -24,16 +23,7 @@ def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> Spl
     >>> build("cnn", (1, 28, 28), 10, seed=0).depth
     5
     """
-    builder = _import(arch) if ":" in arch else ARCHITECTURES[one_of("arch", arch, ARCHITECTURES)]
+    builder: Builder = imported("arch", arch) if ":" in arch else ARCHITECTURES[one_of("arch", arch, ARCHITECTURES)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return SplitModel(builder(input_shape, classes), input_shape)
-
-
-def _import(path: str) -> Builder:
-    module, _, name = path.partition(":")
-    try:
-        builder: Builder = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SplitcastError(f"arch: cannot import {path!r}: {error}") from None
-    return builder

@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds * (2 if study.full else 1)
+    rounds = study.long_rounds
     runs = {name: [study.run(seed=study.seeds[0], rounds=rounds, **values)] for name, values in VARIANTS.items()}
     target = study.target or target_of(runs["sfl"])
     rows = [

@@ -11,7 +11,7 @@ MEGAHERTZ = (1, 5, 20)
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds * (2 if study.full else 1)
+    rounds = study.long_rounds
     runs = {scheme: study.runs(scheme=scheme, rounds=rounds) for scheme in SCHEMES}
     target = study.target or target_of(runs["sfl"])
     rows: list[Row] = []

@@ -16,7 +16,7 @@ PARTITIONS: dict[str, dict[str, Any]] = {
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds * (2 if study.full else 1)
+    rounds = study.long_rounds
     figure, axes = panels(len(PARTITIONS))
     rows: list[Row] = []
     claims = []

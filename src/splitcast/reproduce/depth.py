@@ -8,7 +8,7 @@ CUTS = (1, 2, 3, 4)
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds * (2 if study.full else 1)
+    rounds = study.long_rounds
     figure, axes = panels(len(PARTITIONS))
     rows: list[Row] = []
     claims = []

@@ -7,7 +7,7 @@ SCHEMES = {"SFL-GA": "sfl-ga", "SFL": "sfl", "PSL": "psl", "SFL-GB (ours)": "sfl
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds * (2 if study.full else 1)
+    rounds = study.long_rounds
     series = {name: study.runs(scheme=scheme, rounds=rounds) for name, scheme in SCHEMES.items()}
     figure, (axis,) = panels(1)
     accuracy(axis, series, "MB")

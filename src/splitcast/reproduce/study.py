@@ -48,9 +48,10 @@ class Study:
     """Rounds of an episode of Fig. 7"""
     watch: Watch = field(default=lambda name, config: None)
 
-    def watched(self, watch: Watch) -> "Study":
-        """The same, with somebody looking on."""
-        return replace(self, watch=watch)
+    @property
+    def long_rounds(self) -> int:
+        """Rounds of trainings that are to reach an accuracy; a quick study cannot afford more than the usual."""
+        return self.base.train.rounds * (2 if self.full else 1)
 
     @cached_property
     def images(self) -> ImageData:
