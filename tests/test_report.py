@@ -505,6 +505,17 @@ def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
     assert browser.lines("learning") == set(COLOURS[:3])
 
 
+def test_long_names_are_shortened_to_where_they_differ(chromium, page, tmp_path):
+    content = document(read_runs([page.parent]))
+    for run, name in zip(content["runs"], ("sfl", "sfl-ga", "sfl-gb"), strict=True):
+        run["name"] = f"mnist-{name}-cut1-seed0-0123456789"
+    named = tmp_path / "named.html"
+    named.write_text(render(content), encoding="utf-8")
+    browser = Browser(chromium, named, width=390)
+    for shown in (browser.texts("bytes"), browser.texts("cuts")):
+        assert {"sfl-cut1-s…", "sfl-ga-cut…", "sfl-gb-cut…"} <= set(shown)
+
+
 def test_names_and_state_are_shown_as_text(browser):
     assert [chip.text for chip in browser.all("#runs button")] == ["a <b>&amp;", "gb", "moving"]
     assert "unfinished" in browser.find("#table").text

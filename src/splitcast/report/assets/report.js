@@ -226,8 +226,16 @@ function drawLines(name) {
   show(name, option, `${about.axis} against ${X[state.x].axis}. ` + series.map((s) => `${s.name} ends at ${s.data.length ? format(last(s.data)[1]) : "nothing"}`).join("; "));
 }
 
+/* The end of a long name goes, and so many of the words that all runs begin with as hide where they differ. */
 function short(name, most) {
-  return name.length <= most ? name : `${name.slice(0, Math.floor(most / 3))}…${name.slice(name.length - Math.ceil((2 * most) / 3) + 1)}`;
+  const all = data.runs.map((run) => run.name);
+  let from = 0;
+  const label = (text) => (text.length - from <= most ? text.slice(from) : `${text.slice(from, from + most - 1)}…`);
+  for (const word of all[0].match(/[^-_\/ ]*[-_\/ ]?/g)) {
+    if (new Set(all.map(label)).size === all.length || !all.every((text) => text.startsWith(word, from))) break;
+    from += word.length;
+  }
+  return label(name);
 }
 function names(runs) {
   return axis({ type: "category", inverse: true, data: runs.map(({ run }) => short(run.name, narrow() ? 11 : 20)), splitLine: { show: false },
