@@ -61,13 +61,13 @@ class Scheme:
 
 
 def _basis_broadcast(config: SplitConfig) -> Scheme:
-    """At a shallow cut smashed data is what weighs, at a deep one the client half; the other is sent with more care."""
-    deep = config.cut > 2
+    """What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1."""
+    uplink, rank, sync_every = {1: ("int2", 8, 5), 2: ("int2", 32, 2)}.get(config.cut, ("int8", 32, 1))
     return Scheme(
         "sfl-gb",
-        Basis(config.rank or (32 if deep else 8), config.drop),
-        sync_every=1 if deep else 5,
-        uplink=CODECS["int8" if deep else "int2"],
+        Basis(config.rank or rank, config.drop),
+        sync_every=sync_every,
+        uplink=CODECS[uplink],
         downlink=CODECS["int8"],
     )
 
