@@ -37,10 +37,10 @@ def data(sizes):
     return x, y, np.split(order, np.cumsum(sizes)[:-1])
 
 
-def engine(name, cut, tau, *, sizes=SIZES, split=None, **train):
+def engine(name, cut, tau, *, sizes=SIZES, split=None, made=blocks, **train):
     x, y, parts = data(sizes)
     config = TrainConfig(batch=6, local_steps=tau, lr=0.1, dtype="float64", **train)
-    model = SplitModel(blocks(), (1, 6, 6))
+    model = SplitModel(made(), (1, 6, 6))
     return Simulator(model, scheme(SplitConfig(scheme=name, **(split or {}))), cut, x, y, parts, config)
 
 
@@ -118,8 +118,66 @@ def test_chunks_change_nothing(name, tau, budget, monkeypatch):
 @pytest.mark.parametrize("tau", [1, 3])
 def test_one_client_makes_every_split_scheme_plain_sgd(cut, tau):
     results = [run(engine(name, cut, tau, sizes=[20])) for name in ("sfl-ga", "sfl", "psl", "epsl", "sl", "fl")]
+    assert all(close(result, plain_sgd(blocks, tau)) for result in results)
+
+
+class Unusual(nn.Module):
+    """A linear layer whose weight is not simply a parameter of its own."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.w, self.b = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        x, linear = x[:, 0], nn.functional.linear
+        if self.kind == "scaled":
+            return linear(x, 0.1 * self.w, self.b)
+        if self.kind == "transposed":
+            return linear(x, self.w.T, self.b)
+        if self.kind == "sliced":
+            return linear(x, self.w[:4], self.b[:4])
+        if self.kind == "tied":
+            return linear((x @ self.w).relu(), self.w, self.b)
+        if self.kind == "constant input":
+            return x + linear(torch.ones_like(self.w), self.w, self.b)
+        return linear(linear(x, self.w, self.b).relu(), self.w, self.b)
+
+
+@pytest.mark.parametrize("kind", ["scaled", "transposed", "sliced", "tied", "constant input", "used twice"])
+@pytest.mark.parametrize(("name", "tau"), [("psl", 1), ("sfl", 3), ("fl", 3)])
+def test_linear_layers_of_any_kind_are_trained(kind, name, tau):
+    def made():
+        torch.manual_seed(4)
+        return [Unusual(kind), nn.Flatten(), nn.Linear(24 if kind == "sliced" else 36, CLASSES)]
+
+    assert close(run(engine(name, 1, tau, sizes=[20], made=made)), plain_sgd(made, tau))
+
+
+def test_weight_normalisation_is_trained():
+    def made():
+        torch.manual_seed(4)
+        return [nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(36, 7)), nn.Linear(7, CLASSES)]
+
+    assert close(run(engine("psl", 2, 1, sizes=[20], made=made)), plain_sgd(made, 1))
+
+
+def test_a_half_that_runs_again_has_the_same_luck(monkeypatch):
+    def made():
+        return [nn.Sequential(nn.Flatten(), nn.Dropout(0.5)), nn.Linear(36, 7), nn.Linear(7, CLASSES)]
+
+    monkeypatch.setattr(simulator, "CHUNK_BYTES", 1)
+    torch.manual_seed(6)
+    kept = run(engine("sfl-ga", 2, 1, made=made))
+    monkeypatch.setattr(simulator, "ACTIVATION_BYTES", 1)
+    torch.manual_seed(6)
+    assert torch.equal(run(engine("sfl-ga", 2, 1, made=made)), kept)
+
+
+def plain_sgd(made, tau):
+    """The parameters after three rounds of a single client, by hand."""
     x, y, parts = data([20])
-    module = nn.Sequential(*blocks()).double()
+    module = nn.Sequential(*made()).double()
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     for t in range(1, 4):
         for i in range(tau):
@@ -127,8 +185,7 @@ def test_one_client_makes_every_split_scheme_plain_sgd(cut, tau):
             sgd.zero_grad()
             nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
             sgd.step()
-    plain = torch.cat([p.detach().flatten() for p in module.parameters()])
-    assert all(close(result, plain) for result in results)
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])

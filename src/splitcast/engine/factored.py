@@ -3,6 +3,7 @@
 Client n's gradient of a linear layer is s^T x, of rank b at most, with s (b, o) the gradient at the output and
 x (b, i) the input. Forming it for k clients writes k*o*i values only to read them once again; `Tensor.baddbmm_`
 adds the product straight to the weights. With wide layers this is most of a round's cost beyond one SGD step.
+A weight that is computed from parameters (weight normalisation, a slice, a transpose) gets an ordinary gradient.
 """
 
 from collections.abc import Sequence
@@ -43,19 +44,27 @@ def formed_values(blocks: Sequence[nn.Module]) -> int:
     )
 
 
-class _Sink:
-    """Where backward passes leave factors, by the address of the weight; opaque to torch, unlike a dictionary."""
+_Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
-    def __init__(self) -> None:
-        self.factors: dict[int, list[Factors]] = {}
+
+def _place(tensor: Tensor) -> _Place:
+    """Where a tensor's values are: a slice or transpose of a parameter has its address, but is another tensor."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
+
+
+class _Sink:
+    """Where backward passes leave factors of the gradients of ``leaves``; opaque to torch, unlike a dictionary."""
+
+    def __init__(self, leaves: Params) -> None:
+        self.factors: dict[_Place, list[Factors]] = {_place(leaf): [] for leaf in leaves.values()}
 
 
 class FactoredLinear(TorchFunctionMode):
-    """While active, linear layers under vmap leave the factors of their weight gradients here on backward."""
+    """While active, linear layers under vmap whose weights are leaves leave the factors of their gradients here."""
 
-    def __init__(self) -> None:
+    def __init__(self, leaves: Params) -> None:
         super().__init__()
-        self.sink = _Sink()
+        self.sink = _Sink(leaves)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.linear and len(args) == 3:
@@ -67,9 +76,11 @@ class FactoredLinear(TorchFunctionMode):
         grads = torch.autograd.grad(output, list(leaves.values()), grad_output, allow_unused=True)
         named: dict[str, Gradient] = {}
         for (name, leaf), grad in zip(leaves.items(), grads, strict=True):
-            found = self.sink.factors.pop(leaf.data_ptr(), [])
+            found = self.sink.factors.pop(_place(leaf), [])
             if found:
-                named[name] = Factors(torch.cat([f.left for f in found], 1), torch.cat([f.right for f in found], 1))
+                left, right = torch.cat([f.left for f in found], 1), torch.cat([f.right for f in found], 1)
+                # with a gradient of its own, the weight is of use elsewhere too
+                named[name] = Factors(left, right) if grad is None else grad.baddbmm(left.transpose(1, 2), right)
             elif grad is not None:
                 named[name] = grad
         return named
@@ -90,6 +101,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Any:
+        stacked = in_dims[0] is not None and in_dims[1] == 0 and (bias is None or in_dims[2] == 0)
+        if not stacked or _place(weight) not in sink.factors:
+            return torch.func.vmap(F.linear, in_dims=in_dims[:3])(x, weight, bias), 0
         x = x.movedim(in_dims[0], 0)  # (k, ..., i)
         rows = x.flatten(1, -2)
         out: Tensor = _StackedLinear.apply(rows, weight, bias, sink)  # type: ignore[no-untyped-call]
@@ -111,6 +125,6 @@ class _StackedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         (s,) = grads
-        ctx.sink.factors.setdefault(weight.data_ptr(), []).append(Factors(s, x))
+        ctx.sink.factors[_place(weight)].append(Factors(s, x))
         grad_x = torch.bmm(s, weight) if ctx.needs_input_grad[0] else None
         return grad_x, None, s.sum(1) if ctx.needs_input_grad[2] else None, None

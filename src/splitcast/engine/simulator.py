@@ -249,9 +249,11 @@ class Simulator:
         model, scheme, cut = self.model, self.scheme, self.state.cut
         keep = rows.numel() * self._sample_bytes <= ACTIVATION_BYTES or len(chunks) == 1
         kept: list[Pass] = []
+        luck: list[Tensor] = []
         grads: list[Tensor] = []
         loss = 0.0
         for chunk in chunks:
+            luck.append(torch.get_rng_state())
             sent = Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
             smashed = sent.output.detach()
             # to the nearest grid point: what comes next is not linear, so being right on average would not help
@@ -269,9 +271,13 @@ class Simulator:
             received = all_grads
         else:
             received = scheme.feedback.reply(all_grads, rho, scheme.downlink, ledger, ids, noise)
-        for chunk in chunks:
-            # where the graphs do not fit into memory together, the clients' half runs again
-            sent = kept.pop(0) if keep else Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
+        for chunk, state in zip(chunks, luck, strict=True):
+            if keep:
+                sent = kept.pop(0)
+            else:  # the graphs do not fit into memory together: the clients' half runs again, with the same luck
+                with torch.random.fork_rng(devices=[]):
+                    torch.set_rng_state(state)
+                    sent = Pass(model, client, chunk, self.x[rows[chunk]], 0, cut)
             back = received[chunk] if len(received) > 1 else received
             client_backward(sent, back, rho[chunk], self._descent)
         return loss

@@ -31,7 +31,7 @@ class Pass:
         self.leaves: Params = {
             k: (v[rows] if half.stacked else v).detach().requires_grad_() for k, v in half.params.items()
         }
-        self.linear = FactoredLinear()
+        self.linear = FactoredLinear(self.leaves)
         if half.stacked:
             run = vmap(lambda p, xs: model.forward(p, xs, start, stop), randomness="different")
             with self.linear:
