@@ -123,6 +123,20 @@ def test_flatness_of_a_curve():
     assert flat_after([(k, -10.0) for k in range(20)]) == 0
 
 
+def test_breaking_privacy_does_not_pay():
+    world = make_world(epsilon=0.3)
+    assert not world.legal[0] and world.legal[-1]
+
+    class Lawless:
+        def act(self, seen):
+            return np.zeros(len(seen), dtype=np.int64)
+
+    ddqn, *others = judge(world, Lawless(), rounds=5, episodes=3)
+    assert ddqn.violations == 15
+    assert ddqn.cost == pytest.approx(5 * world.penalty)
+    assert ddqn.cost > max(row.cost for row in others)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-4, 1e-3, 1e-2])
 def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):

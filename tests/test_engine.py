@@ -231,6 +231,8 @@ def test_moving_the_cut_changes_no_logit_and_keeps_momentum(name):
         assert sim.state.cut == cut
         assert close(logits(), before)
         assert close(momentum(), m_before)
+        halves = [*sim.state.client.params, *sim.state.server.params]
+        assert halves == list(sim.model.initial()), "sums over names are those of a resumed run"
     sim.round(3)
 
 

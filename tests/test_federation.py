@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from splitcast import data
-from splitcast.config import Config, DataConfig, ModelConfig, PolicyConfig, SplitConfig, TrainConfig, from_toml
+from splitcast.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    PolicyConfig,
+    SplitConfig,
+    TrainConfig,
+    from_toml,
+    with_values,
+)
 from splitcast.engine.federation import Federation
 from splitcast.engine.roster import Limits, NoSites, Reply
 from splitcast.engine.site import Site
@@ -278,11 +287,16 @@ def test_an_empty_site_joins_with_the_averaged_half():
 
 
 @pytest.mark.parametrize("name", ["psl", "sfl-ga", "epsl", "sfl-gb", "sfl", "fl", "sl"])
-def test_messages_are_exactly_the_bytes_of_the_ledger(name):
-    fed = federation(settings(name, sync_every=1) if name == "sfl-gb" else settings(name), Wired(3))
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_messages_are_exactly_the_bytes_of_the_ledger(name, cut, participation):
+    config = settings(name, participation=participation)
+    fed = federation(with_values(config, sync_every=1) if name == "sfl-gb" else config, Wired(3))
     fed.round(1)
     fed.roster.traffic.clear()
-    ledger = fed.round(2).ledger
+    ledger = Ledger()
+    fed.recut(cut, ledger)
+    ledger = fed.round(2, ledger).ledger
     each = sum(m.nbytes * len(m.clients) for m in ledger.messages)  # on wires a broadcast is sent to each
     assert sum(fed.roster.traffic.values()) == each
 

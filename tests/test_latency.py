@@ -27,8 +27,10 @@ from splitcast.engine import simulator as engine
 from splitcast.network.cell import Cell
 from splitcast.network.latency import PARTS
 from splitcast.network.trace import Trace
+from splitcast.plan import scenario_of
 from splitcast.run import make_simulator
 from splitcast.schemes.messages import Ledger
+from splitcast.schemes.schemes import scheme
 from splitcast.schemes.stages import Stage, Work, dry_ledger, round_stages
 from splitcast.split import SplitModel
 from test_ledger import simulator
@@ -144,6 +146,35 @@ def test_moving_the_cut_takes_time_too(tmp_path):
     ] == (pytest.approx([1.0, 2.0]))
 
 
+def test_a_client_lost_between_local_steps_is_in_the_first_only():
+    psl, ledger = scheme(SplitConfig(scheme="psl")), Ledger()
+    for who in ([0, 1, 2], [1, 2]):
+        psl.send_smashed((2, 3), 2, ledger, who)
+        ledger.unicast("down", "gradient", 24, who)
+    stages = round_stages(ledger.messages, psl, Work(1.0, 1.0, 1.0), [0, 1, 2], 2)
+    assert [(s.name, s.clients, s.uplink_bits, s.unicast_bits) for s in stages] == [
+        ("forward", (0, 1, 2), 8 * 26, 0),
+        ("feedback", (0, 1, 2), 0, 8 * 24),
+        ("forward", (1, 2), 8 * 26, 0),
+        ("feedback", (1, 2), 0, 8 * 24),
+    ]
+
+
+def test_the_feedback_computes_for_those_who_take_part():
+    config = with_values(Config(), scheme="sfl-gb", arch="cnn-small", clients=8, batch=4)
+    here = scenario_of(config)
+    shape = (4, *here.model.smashed_shape(1))
+    for who in ([3], [1, 5, 6], range(8)):
+        stages = here.stages_of(here.messages(1, syncs=False, clients=who), 1, who)
+        assert sum(s.joint_flops for s in stages) == here.scheme.feedback.flops(len(who), shape) > 0
+
+
+def test_everyone_hears_the_averaged_half():
+    here = scenario_of(with_values(Config(), scheme="sfl", arch="cnn-small", clients=3, batch=4))
+    *_, upload, broadcast = here.stages_of(here.messages(1, syncs=True, clients=[1]), 1, [1])
+    assert (upload.clients, broadcast.clients) == ((1,), (0, 1, 2))
+
+
 def bits(stages, client=None):
     """Per direction: on the air, or of one client without broadcasts."""
     if client is None:
@@ -162,13 +193,13 @@ def check_stages(sim, report, work):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"]),
+    name=st.sampled_from(["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "fl", "sl"]),
     cut=st.integers(1, 3),
     clients=st.integers(1, 6),
     batch=st.integers(1, 5),
     tau=st.integers(1, 3),
-    up=st.sampled_from(["fp32", "fp16"]),
-    down=st.sampled_from(["fp32", "fp16"]),
+    up=st.sampled_from(["auto", "fp32", "fp16", "int4"]),
+    down=st.sampled_from(["auto", "fp32", "fp16", "int8"]),
     fraction=st.floats(0, 1),
     participation=st.floats(0.1, 1),
     momentum=st.sampled_from([0.0, 0.9]),
@@ -197,9 +228,11 @@ def test_stages_carry_exactly_the_bytes_of_the_ledger(
     # what a round would send is what it sends
     values = sim.model.client_size(cut if name != "fl" else 4) * (2 if momentum else 1)
     shape = (batch, *sim.model.smashed_shape(cut))
-    dry = dry_ledger(sim.scheme, shape, sim.classes, values, report.clients, local_steps=tau, syncs=sim.scheme.syncs(1))
+    first, everyone = sim.scheme.at(cut), range(clients)
+    sizes = (shape, sim.classes, values, report.clients)
+    dry = dry_ledger(first, *sizes, local_steps=tau, syncs=first.syncs(1), everyone=everyone)
     assert dry.by_kind() == report.ledger.by_kind()
-    assert round_stages(dry.messages, sim.scheme, work, report.clients, tau) == stages
+    assert round_stages(dry.messages, first, work, report.clients, tau) == stages
 
 
 # Random rounds in random cells; powers of ten keep a shrunk example readable.

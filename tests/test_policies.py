@@ -267,10 +267,29 @@ def test_an_illegal_choice_of_a_users_policy_is_named():
         train(with_values(QUICK, policy=f"{__name__}:lawless"))
 
 
-def test_fixed_policies_are_plain_training():
-    plain, named = (train(with_values(QUICK, rounds=3, **v)) for v in ({"cut": 2}, {"policy": "fixed:2"}))
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl-gb"])
+def test_fixed_policies_are_plain_training(scheme):
+    short = with_values(QUICK, scheme=scheme, rounds=3)
+    plain, named = (train(with_values(short, **v)) for v in ({"cut": 3}, {"policy": "fixed:3"}))
     assert plain.rounds == named.rounds
-    assert {record.cut for record in named.rounds} == {2}
+    assert {record.cut for record in named.rounds} == {3}
+
+
+def test_sfl_gb_suits_itself_to_the_cut_that_a_policy_picks():
+    config = with_values(QUICK, scheme="sfl-gb", policy=f"{__name__}:down_and_up")
+    moved = train(config).rounds
+    for cut in (1, 4):
+        still = train(with_values(config, cut=cut, policy="fixed")).rounds
+        for here, there in zip(moved, still, strict=True):
+            sent = {kind: n for kind, n in here.kinds.items() if not kind.endswith("migration")}
+            assert here.cut != cut or sent == there.kinds
+    assert [r.cut for r in moved if "up.migration" in r.kinds] == []  # cut 4 averages in every round
+    world = World(Scenario.of(config, MODEL, 10))
+    assert world.trace(8).move_s[3, 3, 0] == 0 < world.trace(8).move_s[3, 1, 0]
+
+
+def down_and_up(situation):
+    return 4 if situation.round < 5 else 1
 
 
 def test_learn_then_train_from_the_command_line(capsys, tmp_path, monkeypatch):

@@ -109,6 +109,47 @@ def test_verdicts():
     ]
 
 
+class Told(Study):
+    """A study whose trainings end as it is told."""
+
+    def runs(self, **values):
+        accuracy, megabytes = self.ends[values["scheme"], values.get("cut", 1)]
+        return [[record(1, accuracy, megabytes)]]
+
+
+def told(tmp_path, ends):
+    made = Told(TINY, (0,), tmp_path, full=True)
+    object.__setattr__(made, "ends", ends)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sfl", "by_cut", "verdicts"),
+    [
+        (0.96, (0.95, 0.93, 0.9, 0.82), ["holds", "holds", "holds"]),
+        (0.94, (0.95, 0.93, 0.9, 0.7), ["does not hold", "holds", "holds in order, not in size"]),
+        (0.99, (0.7, 0.93, 0.9, 0.82), ["holds", "does not hold", "does not hold"]),
+    ],
+)
+def test_claims_of_fig3_can_fail(tmp_path, sfl, by_cut, verdicts):
+    ends = {("sfl", 1): (sfl, 1.0)} | {("sfl-ga", cut): (end, 1.0) for cut, end in enumerate(by_cut, 1)}
+    assert [claim.verdict for claim in FIGURES["fig3"](told(tmp_path, ends)).claims] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "megabytes", "expected"),
+    [
+        (0.9, 1.0, "holds"),
+        (0.9, 3.0, "holds in order, not in size"),
+        (0.9, 40.0, "does not hold"),
+        (0.5, 1.0, "does not hold"),
+    ],
+)
+def test_claims_of_basis_can_fail(tmp_path, accuracy, megabytes, expected):
+    ends = {("sfl", 1): (0.9, 30.0), ("sfl-ga", 1): (0.9, 20.0), ("sfl-gb", 1): (accuracy, megabytes)}
+    assert {claim.verdict for claim in FIGURES["basis"](told(tmp_path, ends)).claims} == {expected}
+
+
 def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
     _, figures = drawn
     for name, figure in figures.items():

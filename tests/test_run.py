@@ -104,6 +104,9 @@ def test_resume_without_a_checkpoint_starts_over(tmp_path):
     stopped_after(QUICK, tmp_path / "broken", 1)
     assert not (tmp_path / "broken" / "checkpoint.safetensors").exists()
     assert train(QUICK, tmp_path / "broken", resume=True).rounds == whole.rounds
+    (tmp_path / "unborn").mkdir()
+    (tmp_path / "unborn" / "config.toml").write_bytes((tmp_path / "whole" / "config.toml").read_bytes())
+    assert train(QUICK, tmp_path / "unborn", resume=True).rounds == whole.rounds
 
 
 def test_a_half_written_line_is_dropped(tmp_path):

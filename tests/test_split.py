@@ -66,6 +66,10 @@ def test_unsplittable_models_are_refused():
         SplitModel([shared, shared], (3,))
     with pytest.raises(SplitcastError, match="entry 0 is a function"):
         SplitModel([lambda x: x, shared], (3,))  # type: ignore[list-item]
+    frozen = nn.Linear(3, 3)
+    frozen.weight.requires_grad = False
+    with pytest.raises(SplitcastError, match="entry 1 has a frozen parameter, weight; .* buffer"):
+        SplitModel([shared, frozen], (3,))
 
 
 def test_unknown_architectures_are_refused():

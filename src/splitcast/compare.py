@@ -75,7 +75,7 @@ def rows(runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None)
     """The table, and the target accuracy: given, or the highest whole per cent that every run reaches."""
     if target is None:
         best = [max(r.test_accuracy or 0.0 for r in records) for records in runs.values()]
-        target = int(100 * min(best)) / 100
+        target = int(100 * min(best) + 1e-9) / 100  # 0.29 is a little less than that
     return target, [_row(name, records, target) for name, records in runs.items()]
 
 

@@ -274,7 +274,9 @@ def to_toml(config: Any) -> str:
     """Sections of scalars, in declaration order."""
     lines: list[str] = []
     for name, values in asdict(config).items():
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items()), ""]
+        # characters as they are: JSON's escapes of those beyond 16 bits are not TOML
+        rows = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+        lines += [f"[{name}]", *rows, ""]
     return "\n".join(lines)
 
 
@@ -282,6 +284,9 @@ def from_toml(text: str, source: str = "config") -> Config:
     """Parse and validate; every problem is one line that names the key and the file.
 
     >>> from_toml(to_toml(Config())) == Config()
+    True
+    >>> anywhere = with_values(Config(), trace="häuser/🏠 1.csv")
+    >>> from_toml(to_toml(anywhere)) == anywhere
     True
     """
     try:

@@ -100,13 +100,16 @@ def make_world(config: Config) -> World:
 
 
 def judge(world: World, agent: Agent, rounds: int, episodes: int) -> list[Judged]:
-    """The learned policy, without the guard that it has in use, beside all others on the same held-out episodes."""
+    """The learned policy, without the guard that it has in use, beside all others on the same held-out episodes.
+
+    A privacy violation costs C, as it does while the policy learns.
+    """
     gains = world.draw(stream(world.seed, "policy", HELD_OUT), episodes, rounds + 1)
     env = VectorCutEnv(world, episodes, rounds)
     seen, costs, cuts, violations = env.start(gains), np.zeros(episodes), [], 0
     for _ in range(rounds):
-        seen, _, _, _, info = env.step(agent.act(seen))
-        costs += info["cost"]
+        seen, reward, _, _, info = env.step(agent.act(seen))
+        costs -= reward
         cuts.append(info["cut"])
         violations += int(info["violation"].sum())
 

@@ -118,11 +118,12 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     cuts = cut_plans(scenario, draws)
     best = min((cut for cut in cuts if cut.allowed), key=lambda cut: cut.objective)
 
-    shown = min(scenario.scheme.sync_every or 1, draws)  # a round that has all kinds of stages
-    stages, gains = scenario.stages(best.cut, syncs=scenario.scheme.syncs(shown)), scenario.channel.at(shown)
+    scheme = scenario.scheme.at(best.cut)
+    shown = min(scheme.sync_every or 1, draws)  # a round that has all kinds of stages
+    stages, gains = scenario.stages(best.cut, syncs=scheme.syncs(shown)), scenario.channel.at(shown)
     times = {name: time_rounds([stages], scenario.cell, gains, share)[0] for name, share in ALLOCATORS.items()}
     clients = client_plans(scenario, times[config.network.allocation], gains)
-    return Plan(scenario.scheme.name, draws, cuts, best, shown, clients, times["optimal"], times["equal"])
+    return Plan(scheme.name, draws, cuts, best, shown, clients, times["optimal"], times["equal"])
 
 
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
@@ -143,11 +144,9 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
         cuts, fraction = [row.cut for row in profile], [row.client_fraction for row in profile]
         private, allowed = [row.privacy for row in profile], allowed_cuts(profile, net.epsilon)
     gains = record(scenario.channel, draws).gains
-    syncing = np.array([scenario.scheme.syncs(t) for t in range(1, draws + 1)])
     loads, seconds, parts, equal = (np.zeros((len(cuts), n)) for n in (len(LOADS), 1, len(PARTS), 1))
-    for syncs in set(syncing.tolist()):
-        rounds = [scenario.stages(cut, syncs=syncs) for cut in cuts]
-        mine = gains[syncing == syncs]
+    for these, rounds in scenario.rhythms(cuts, draws):
+        mine = gains[these]
         share = len(mine) / draws
         timed, baseline = (_means(rounds, scenario, mine, by) for by in (scenario.allocator, ALLOCATORS["equal"]))
         loads += share * np.array([_loads(stages) for stages in rounds])

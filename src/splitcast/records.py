@@ -58,7 +58,7 @@ class RoundRecord:
     dropped_energy: float | None = None
     """sfl-gb: share of the gradients' energy that those directions miss, the greatest of the local steps"""
     gamma: float | None = None
-    """sfl-gb: that energy itself, sum_n rho^n ||s^n - received^n||^2: the measured Gamma at the cut"""
+    """sfl-gb: that energy itself, sum_n rho^n ||s^n - sent^n||^2 before rounding on the wire: the measured Gamma"""
     wall_s: dict[str, float] | None = None
     """on real sites: measured seconds of the round's parts (upload, server, download, client)"""
     failures: dict[str, str] | None = None
@@ -142,7 +142,8 @@ class RunFolder:
 
     def rewind(self, round_: int) -> list[RoundRecord]:
         """Drop the rounds after the checkpoint's and return the others."""
-        kept = [record for record in self.rounds() if record.round <= round_]
+        lines = self.rounds() if self.rounds_file.is_file() else []  # killed before it had a first line
+        kept = [record for record in lines if record.round <= round_]
         if len(kept) != round_:
             raise SplitcastError(f"run: {self.rounds_file} has {len(kept)} of the {round_} rounds before resuming")
         text = "".join(json.dumps(asdict(record)) + "\n" for record in kept)

@@ -204,7 +204,7 @@ def measure_gamma(config: Config, simulator: Simulator, images: ImageData) -> tu
         config.train.batch,
         config.policy.gamma_draws,
         config.train.seed,
-        simulator.scheme.feedback,
+        [simulator.scheme.at(cut).feedback for cut in simulator.model.cuts],
     )
     return found.fitted
 

@@ -192,6 +192,11 @@ def _refuse_unsplittable(blocks: list[nn.Module]) -> None:
                     f"blocks: entry {index} has a {type(module).__name__}, whose batch statistics differ "
                     "between clients and make schemes incomparable; use nn.GroupNorm"
                 )
-        for p in block.parameters():
+        for name, p in block.named_parameters():
+            if not p.requires_grad:
+                raise SplitcastError(
+                    f"blocks: entry {index} has a frozen parameter, {name}; every parameter is trained, so register "
+                    "what must not be as a buffer"
+                )
             if seen.setdefault(id(p), index) != index:
                 raise SplitcastError(f"blocks: entries {seen[id(p)]} and {index} share a parameter")

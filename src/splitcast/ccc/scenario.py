@@ -1,9 +1,10 @@
 """A scheme and a model in a cell: what a round of each cut sends, computes and takes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splitcast.ccc.clock import ALLOCATORS, Allocator, time_rounds
 from splitcast.config import Config
@@ -29,7 +30,7 @@ class Scenario:
     cell: Cell
     channel: Channel
     work: Mapping[int, Work]
-    """Per cut; a scheme without a cut has one entry, for the cut V."""
+    """Per cut, without the feedback; a scheme without a cut has one entry, for the cut V."""
     allocator: Allocator
 
     @staticmethod
@@ -44,7 +45,7 @@ class Scenario:
             classes,
             cell(net, clients, seed),
             channel(net, clients, seed),
-            workloads(model, chosen, config.train.batch, net.workload, clients),
+            workloads(model, chosen, config.train.batch, net.workload),
             ALLOCATORS[one_of("allocation", net.allocation, ALLOCATORS)],
         )
 
@@ -53,15 +54,37 @@ class Scenario:
         train = self.config.train
         shape = (train.batch, *self.model.smashed_shape(cut))
         values = self.model.client_size(cut) * (2 if train.momentum else 1)
-        who = range(self.cell.clients) if clients is None else clients
+        everyone = range(self.cell.clients)
         return dry_ledger(
-            self.scheme, shape, self.classes, values, who, local_steps=train.local_steps, syncs=syncs
+            self.scheme.at(cut),
+            shape,
+            self.classes,
+            values,
+            everyone if clients is None else clients,
+            local_steps=train.local_steps,
+            syncs=syncs,
+            everyone=everyone,
         ).messages
 
     def stages(self, cut: int, *, syncs: bool) -> list[Stage]:
         """A round with all clients; with ``syncs``, one in which client halves are averaged."""
-        sent, everyone = self.messages(cut, syncs=syncs), range(self.cell.clients)
-        return round_stages(sent, self.scheme, self.work[cut], everyone, self.config.train.local_steps)
+        return self.stages_of(self.messages(cut, syncs=syncs), cut, range(self.cell.clients))
+
+    def stages_of(self, messages: Sequence[Message], cut: int, clients: Sequence[int]) -> list[Stage]:
+        """A round in which these clients took part and this was sent."""
+        train, scheme, work = self.config.train, self.scheme.at(cut), self.work[cut]
+        if not scheme.whole_model:
+            together = scheme.feedback.flops(len(clients), (train.batch, *self.model.smashed_shape(cut)))
+            work = replace(work, feedback=together)
+        return round_stages(messages, scheme, work, clients, train.local_steps)
+
+    def rhythms(self, cuts: Sequence[int], rounds: int) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
+        """Rounds 1..T by which cuts average their halves in them: which rounds (T,), and the stages of each cut."""
+        schemes = [self.scheme.at(cut) for cut in cuts]
+        syncing = np.array([[scheme.syncs(t) for scheme in schemes] for t in range(1, rounds + 1)])
+        for kind in np.unique(syncing, axis=0):
+            stages = [self.stages(cut, syncs=bool(syncs)) for cut, syncs in zip(cuts, kind, strict=True)]
+            yield (syncing == kind).all(1), stages
 
     def check(self, cut: int, rounds: int) -> None:
         """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""
@@ -89,7 +112,7 @@ class RoundClock:
     def round(self, t: int, cut: int, ledger: Ledger, clients: Sequence[int]) -> tuple[float, int, str]:
         """Seconds of round ``t``, which sent what the ledger says; who held it up longest, and with what."""
         here, train = self.scenario, self.scenario.config.train
-        stages = round_stages(ledger.messages, here.scheme, here.work[cut], clients, train.local_steps)
+        stages = here.stages_of(ledger.messages, cut, clients)
         first = t - (t - 1) % self._block
         block = range(first, min(first + self._block, train.rounds + 1))
         if self._known != (block, stages):

@@ -73,17 +73,17 @@ class World:
         flat = gains.reshape(-1, self.clients)
         rounds = np.broadcast_to(np.arange(1, lead[-1] + 1), lead).ravel()
         seconds, down, up = np.zeros((len(flat), count)), np.zeros(len(flat)), np.zeros(len(flat))
-        syncing = np.array([self.scenario.scheme.syncs(t) for t in range(1, lead[-1] + 1)])[rounds - 1]
         step = max(1, _CLIENT_DRAWS // (self.clients * count))
-        for syncs in sorted(set(syncing.tolist())):
-            stages = [self.scenario.stages(cut, syncs=syncs) for cut in self.cuts]
-            who = np.flatnonzero(syncing == syncs)
+        for these, stages in self.scenario.rhythms(self.cuts, lead[-1]):
+            who = np.flatnonzero(these[rounds - 1])
             for part in (who[at : at + step] for at in range(0, len(who), step)):
                 timed = self._seconds([*stages, *self._whole_model()], flat[part])
                 seconds[part], down[part], up[part] = timed[:, :count], timed[:, count], timed[:, count + 1]
-        up *= np.array([self._diverged(t) for t in range(1, lead[-1] + 1)])[rounds - 1]
+        diverged = np.array([self._diverged(t) for t in range(1, lead[-1] + 1)])[rounds - 1]  # [draw, from]
         share = (self._phi[None, :] - self._phi[:, None]) / self.scenario.model.size  # [from, to]
-        move = down[:, None, None] * share.clip(min=0) + up[:, None, None] * (-share).clip(min=0)
+        move = down[:, None, None] * share.clip(min=0) + (up[:, None] * diverged)[..., None] * (-share).clip(min=0)
+        if self.scenario.scheme.sequential:  # every client is handed the whole half anyway
+            move[:] = 0
         cost = round_cost(self.weighted_gamma, seconds, weight=1.0)
         return Costs(gains, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
 
@@ -96,10 +96,10 @@ class World:
         everyone = tuple(range(self.clients))
         return [[Stage("re-cut", everyone, broadcast_bits=bits)], [Stage("re-cut", everyone, uplink_bits=bits)]]
 
-    def _diverged(self, t: int) -> bool:
-        """Whether the clients' halves differ before round t; equal ones are known to the server, who made them."""
-        scheme = self.scenario.scheme
-        return t > 1 and not (scheme.identical or scheme.sequential or scheme.syncs(t - 1))
+    def _diverged(self, t: int) -> list[bool]:
+        """Whether halves differ after round t - 1, for each cut it ran at; equal ones are known to the server."""
+        schemes = [self.scenario.scheme.at(cut) for cut in self.cuts]
+        return [t > 1 and not (scheme.identical or scheme.syncs(t - 1)) for scheme in schemes]
 
     def trace(self, rounds: int) -> Costs:
         """The rounds that a training with this configuration meets."""

@@ -7,7 +7,6 @@ from torch import Tensor
 from splitcast.engine.simulator import RoundReport
 from splitcast.engine.state import State
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.schemes import Scheme
 from splitcast.split import SplitModel
 
 
@@ -15,7 +14,6 @@ class Engine(Protocol):
     """Rounds of a scheme."""
 
     model: SplitModel
-    scheme: Scheme
     classes: int
 
     @property

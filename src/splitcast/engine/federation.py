@@ -22,7 +22,7 @@ from splitcast.engine.wire import Transcript, all_finite, opened, opened_labels
 from splitcast.errors import SplitcastError
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.noise import Noise
-from splitcast.schemes.schemes import scheme
+from splitcast.schemes.schemes import Scheme, scheme
 from splitcast.split import SplitModel
 
 
@@ -45,11 +45,11 @@ class Federation:
         """``names`` are the sites in the order of the client numbers; those in ``absent`` cannot be called."""
         refuse_what_cannot_travel(config, len(names))
         self.model, self.classes, self.train = model, classes, config.train
-        self.scheme = scheme(config.split)
+        self._scheme = scheme(config.split)
         self.descent = Descent(config.train.lr, config.train.momentum)
         self.roster = Roster(names, line, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)
-        cut = model.depth if self.scheme.whole_model else model.check_cut(cut)
+        cut = model.depth if self._scheme.whole_model else model.check_cut(cut)
         momentum = config.train.momentum > 0
         state = State.start(model.initial(), cut, momentum=momentum)
         self.halves = Halves(state, model.initial(), self.roster, sizes, momentum=momentum)
@@ -58,6 +58,11 @@ class Federation:
     def state(self) -> State:
         """Where the cut is, the server half, and the client half where it is known."""
         return self.halves.state
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme, as it runs at the present cut."""
+        return self._scheme.at(self.state.cut)
 
     def start(self) -> None:
         """Begin at round 1: the sites forget what an earlier run of the same name left."""
@@ -81,10 +86,10 @@ class Federation:
         chosen = [int(n) for n in participants(self.train, len(self.roster.names), t) if n in self.roster.present]
         chosen = chosen or sorted(self.roster.present)  # those that were drawn are gone
         run = self._whole if self.scheme.whole_model else self._in_turn if self.scheme.sequential else self._in_parallel
-        loss, took_part = run(t, chosen, ledger)
+        loss, took_part, handed_in = run(t, chosen, ledger)
         if self.scheme.sequential or self.scheme.syncs(t):
             values = self.model.client_size(self.state.cut) * (2 if self.train.momentum else 1)
-            self.scheme.send_models(values, ledger, took_part)
+            self.scheme.send_models(values, ledger, handed_in, self.halves.fresh())
         return RoundReport(loss, took_part, ledger, Measured(*self.roster.turn_page()))
 
     def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -111,7 +116,8 @@ class Federation:
             raise NoSites(f"sites: {joined}; {self.roster.why()}")
         return np.array([rows.get(n, 0) for n in range(len(self.roster.names))])
 
-    def _in_parallel(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int]]:
+    def _in_parallel(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int], list[int]]:
+        """The loss, who took part, and who sent its half to be averaged."""
         tau, server, loss = self.train.local_steps, self.state.server, 0.0
         took_part, members = list[int](), list[int]()
         for i in range(tau):
@@ -125,11 +131,9 @@ class Federation:
         if server.stacked:
             self.state.server = server.mean(self.halves.rho(members))
         self.halves.differ = True
-        if self.scheme.syncs(t):
-            self.halves.average_among(ids)
-        return loss, took_part
+        return loss, took_part, self.halves.average_among(ids) if self.scheme.syncs(t) else []
 
-    def _in_turn(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int]]:
+    def _in_turn(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int], list[int]]:
         """Vanilla split learning: the client half is handed on through the server."""
         loss, steps, done = 0.0, 0, list[int]()
         for n in ids:
@@ -150,9 +154,9 @@ class Federation:
                 done.append(n)
         if not done:
             raise NoSites(f"sites: none finished round {t}; {self.roster.why()}")
-        return loss / steps, done
+        return loss / steps, done, done
 
-    def _whole(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int]]:
+    def _whole(self, t: int, ids: list[int], ledger: Ledger) -> tuple[float, list[int], list[int]]:
         """FedAvg: the sites train the whole model."""
         answers = self.roster.ask("train", {n: {"round_": t} for n in ids}, "upload")
         came = self.roster.read(answers, lambda a: (float(a["loss"]), self.halves.opened(a["half"])))
@@ -161,7 +165,7 @@ class Federation:
         self.halves.stale |= set(ids) - set(came)
         self.halves.share({n: half for n, (_, half) in came.items()})
         loss = self.halves.rho(list(came)) @ torch.tensor([loss for loss, _ in came.values()])
-        return float(loss), list(came)
+        return float(loss), list(came), list(came)
 
     def _forward(self, t: int, i: int, ids: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
         """Smashed data (k, b, *d), labels (k, b) and the numbers of those that answered."""

@@ -55,13 +55,14 @@ class Halves:
         self.state.client = copies.mean(self.rho(ids))
         return self.state.client
 
-    def average_among(self, ids: Sequence[int]) -> None:
-        """The averaged half of some becomes everybody's."""
+    def average_among(self, ids: Sequence[int]) -> list[int]:
+        """The averaged half of some becomes everybody's; returns who sent one."""
         halves = self.hand_in(ids)
         if not halves:
             raise NoSites(f"sites: none sent its half; {self.roster.why()}")
         self.stale |= set(ids) - set(halves)
         self.share(halves)
+        return list(halves)
 
     def share(self, halves: Mapping[int, Half]) -> None:
         """Average these halves and give the average to everybody."""
@@ -139,7 +140,7 @@ class Halves:
         else:
             down, up = self.state.recut(cut, self.rho(range(len(self.sizes))))
         self.collected = None
-        if charge:
+        if charge and travels:
             everyone = range(len(self.sizes))
             ledger.broadcast("migration", 4 * down, everyone)
             ledger.unicast("up", "migration", 4 * up, everyone)

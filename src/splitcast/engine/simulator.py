@@ -68,7 +68,7 @@ class RoundReport:
 
     @property
     def gamma(self) -> float | None:
-        """sum_n rho^n ||s^n - received^n||^2 that the rank dropped, averaged over the local steps."""
+        """sum_n rho^n ||s^n - sent^n||^2 that the rank dropped, before rounding, averaged over the local steps."""
         cuts = self.ledger.truncations
         return sum(cut.dropped for cut in cuts) / len(cuts) if cuts else None
 
@@ -115,7 +115,7 @@ class Simulator:
         parts: Sequence[np.ndarray],
         train: TrainConfig,
     ) -> None:
-        self.model, self.scheme, self.train = model, scheme, train
+        self.model, self._scheme, self.train = model, scheme, train
         self.x, self.y = x, y
         self.classes = int(y.max()) + 1
         self.sizes = np.array([len(part) for part in parts])
@@ -127,13 +127,18 @@ class Simulator:
         self._descent = Descent(train.lr, train.momentum)
         self._sample_bytes = saved_bytes(model)
 
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme, as it runs at the present cut."""
+        return self._scheme.at(self.state.cut)
+
     def recut(self, cut: int, ledger: Ledger, *, charge: bool = True) -> None:
         """Move the cut before a round, counting what travels unless ``charge`` is off."""
         self.model.check_cut(cut)
         if cut == self.state.cut or self.scheme.whole_model:
             return
         down, up = self.state.recut(cut, self.weights)
-        if charge:
+        if charge and not self.scheme.sequential:  # who is next is handed the whole half anyway
             everyone = range(len(self.sizes))
             ledger.broadcast("migration", 4 * down, everyone)
             ledger.unicast("up", "migration", 4 * up, everyone)
@@ -151,7 +156,7 @@ class Simulator:
                 loss = self._in_parallel(t, clients, rows, ledger, averages=self.scheme.syncs(t))
         if self.scheme.sequential or self.scheme.syncs(t):
             values = self.model.client_size(self.state.cut) * (2 if self.train.momentum else 1)
-            self.scheme.send_models(values, ledger, clients.tolist())
+            self.scheme.send_models(values, ledger, clients.tolist(), range(len(self.sizes)))
         return RoundReport(loss, clients.tolist(), ledger)
 
     def drift(self) -> float:

@@ -20,7 +20,7 @@ from splitcast.engine.step import Descent, Pass, client_backward, server_pass
 from splitcast.engine.wire import Message, Refused, opened, opened_params, sealed, sealed_labels, sealed_params
 from splitcast.models import build
 from splitcast.schemes.feedback import Basis
-from splitcast.schemes.schemes import scheme
+from splitcast.schemes.schemes import Scheme, scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import Params, block_of
 
@@ -70,7 +70,7 @@ class Site:
         """Take part in a run as client number ``client`` of ``clients``."""
         self.config = from_toml(config, "configuration from the server")
         self.client, self.clients, self.classes = client, clients, classes
-        self.scheme, seed = scheme(self.config.split), self.config.train.seed
+        self._scheme, seed = scheme(self.config.split), self.config.train.seed
         self.model = build(self.config.model.arch, input_shape, classes, torch_seed(seed, "model"))
         self.x, self.y = self._rows(config, client)
         if tuple(self.x.shape[1:]) != tuple(input_shape):
@@ -83,6 +83,11 @@ class Site:
         self.half, self.cut, self._sent = Half({}), 0, None
         self.keeper = self._make_keeper(run)
         return {"rows": len(self.y)}
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme, as it runs at the present cut."""
+        return self._scheme.at(self.cut)
 
     @timed
     def restore(self, cut: int, round_: int) -> Answer:

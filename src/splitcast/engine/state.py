@@ -140,6 +140,9 @@ class State:
                 theirs[name] = mean[name]
                 del mine[name]
                 up += theirs[name].numel() if self.client.stacked else 0
+        for half in (self.client, self.server):  # the model's order again: sums over names depend on it
+            half.params = dict(sorted(half.params.items(), key=lambda item: block_of(item[0])))
+            half.momentum = dict(sorted(half.momentum.items(), key=lambda item: block_of(item[0])))
         self.cut = cut
         return down, up
 

@@ -21,7 +21,7 @@ from splitcast.network.latency import PARTS
 from splitcast.plan import scenario_of
 from splitcast.records import RoundRecord
 from splitcast.schemes.messages import Ledger, Message
-from splitcast.schemes.stages import Stage, round_stages
+from splitcast.schemes.stages import Stage
 
 TOLERANCE = 0.01
 """Rounds that differ more than this from the record, relatively, are not the ones that were run."""
@@ -84,11 +84,12 @@ def _stages(scenario: Scenario, record: RoundRecord) -> list[Stage]:
     if record.cut not in scenario.work:
         raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
     clients = participants(train, everyone, record.round).tolist()
-    sent = scenario.messages(record.cut, syncs=scenario.scheme.syncs(record.round), clients=clients)
+    syncs = scenario.scheme.at(record.cut).syncs(record.round)
+    sent = scenario.messages(record.cut, syncs=syncs, clients=clients)
     ledger = Ledger(_as_recorded(sent, record.kinds))
     ledger.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
     ledger.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))
-    return round_stages(ledger.messages, scenario.scheme, scenario.work[record.cut], clients, train.local_steps)
+    return scenario.stages_of(ledger.messages, record.cut, clients)
 
 
 def _as_recorded(messages: Sequence[Message], kinds: dict[str, int]) -> list[Message]:

@@ -40,7 +40,7 @@ def draw(study: Study) -> Drawn:
                 f"ours, {spread}: at least 20x fewer bytes than SFL and 10x fewer than SFL-GA to {100 * target:.1f} %",
                 ", ".join(f"{name} {_times(ratio)}" for name, ratio in less.items()),
                 verdict(
-                    spent["sfl-gb"] is not None,
+                    spent["sfl-gb"] is not None and all(ratio is None or ratio > 1 for ratio in less.values()),
                     all(ratio is None or ratio >= least for ratio, least in zip(less.values(), (20, 10), strict=True)),
                 ),
             )

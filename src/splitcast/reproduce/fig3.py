@@ -24,7 +24,7 @@ def draw(study: Study) -> Drawn:
         Claim(
             "SFL outperforms SFL-GA in rounds",
             f"SFL {sfl:.1f} %, SFL-GA {listed} % (v=1..4) after {rounds} rounds",
-            verdict(sfl > max(by_cut[1:]), sfl > by_cut[0]),
+            verdict(sfl > max(by_cut)),
         ),
         Claim("SFL-GA deteriorates with an increasing cut", f"{listed} % for v=1..4", verdict(falls)),
         Claim(

@@ -53,7 +53,7 @@ def draw(study: Study) -> Drawn:
             "convergence improves with N at first, and deteriorates as N grows further (section III-B)",
             ", ".join(f"N={n}: {end:.1f} %" for n, end in zip(clients, ends, strict=True))
             + f"; the bound is least at N = {theory.best()}",
-            verdict(rises, falls),
+            verdict(rises and falls),
         )
     ]
     caption = (

@@ -121,7 +121,7 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
     if scenario.scheme.whole_model:
         cuts = [scenario.model.depth] * len(cuts)
     gains = record(scenario.channel, len(cuts)).gains
-    rounds = [(cut, scenario.scheme.syncs(t)) for t, cut in enumerate(cuts, 1)]
+    rounds = [(cut, scenario.scheme.at(cut).syncs(t)) for t, cut in enumerate(cuts, 1)]
     kinds = sorted(set(rounds))
     stages = [scenario.stages(cut, syncs=syncs) for cut, syncs in kinds]
     if computing_only:

@@ -6,7 +6,7 @@
 | sfl    | `Unicast` | every round            | Thapa et al., SplitFed, AAAI 2022 |
 | psl    | `Unicast` | never                  | Jeon and Kim, Parallel split learning, ICOIN 2020 |
 | epsl   | `Partial` | never                  | Lin et al., Efficient parallel split learning, TMC 2024 |
-| sfl-gb | `Basis`   | every or every 5th      | ours: docs/basis-broadcast.md |
+| sfl-gb | `Basis`   | depends on the cut     | ours: docs/basis-broadcast.md |
 | fl     | none: the whole model is on the client | every round | McMahan et al., AISTATS 2017 |
 | sl     | `Unicast`, clients one after another | half handed on | Vepakomma et al. 2018 |
 """
@@ -37,6 +37,16 @@ class Scheme:
     """Every client applies sum_n rho^n g^n: the idealisation behind the paper's theory."""
     uplink: Codec = FP32
     downlink: Codec = FP32
+    suited: SplitConfig | None = None
+    """The configuration whose cut it is suited to; None suits every cut."""
+
+    def at(self, cut: int) -> "Scheme":
+        """The scheme as it runs at another cut.
+
+        >>> scheme(SplitConfig(scheme="sfl-gb", cut=1)).at(3) == scheme(SplitConfig(scheme="sfl-gb", cut=3))
+        True
+        """
+        return self if self.suited is None or self.suited.cut == cut else scheme(replace(self.suited, cut=cut))
 
     def syncs(self, round_: int) -> bool:
         """Whether the client halves are averaged at the end of a round, counted from 1."""
@@ -48,16 +58,17 @@ class Scheme:
             ledger.unicast("up", "smashed", self.uplink.nbytes(shape), clients)
             ledger.unicast("up", "labels", label_bytes(shape[0], classes), clients)
 
-    def send_models(self, values: int, ledger: Ledger, clients: Sequence[int]) -> None:
+    def send_models(self, values: int, ledger: Ledger, clients: Sequence[int], everyone: Sequence[int]) -> None:
         """Count the exchange of client halves of ``values`` fp32 values each, optimiser state included.
 
-        Averaging is one upload per client and one broadcast; handing on is one upload and one download each.
+        Averaging is one upload from each of ``clients`` and one broadcast to ``everyone``, those included that did not
+        take part; handing on is one upload and one download each.
         """
         ledger.unicast("up", "model", 4 * values, clients)
         if self.sequential:
             ledger.unicast("down", "model", 4 * values, clients)
         else:
-            ledger.broadcast("model", 4 * values, clients)
+            ledger.broadcast("model", 4 * values, everyone)
 
 
 def _basis_broadcast(config: SplitConfig) -> Scheme:
@@ -69,6 +80,7 @@ def _basis_broadcast(config: SplitConfig) -> Scheme:
         sync_every=sync_every,
         uplink=CODECS[uplink],
         downlink=CODECS["int8"],
+        suited=config,
     )
 
 

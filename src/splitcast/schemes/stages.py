@@ -7,6 +7,7 @@ so that l_t = max_n {l^F + l^U + l^s} + max_n {l^D + l^B} of the paper is a step
 the messages alone: a new feedback needs nothing here. Sizes are per client and the same for all of them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -61,23 +62,21 @@ class Stage:
     """on the client, after it received"""
 
 
-def workloads(model: SplitModel, scheme: Scheme, batch: int, workload: str, clients: int = 1) -> Mapping[int, Work]:
-    """Work per local step of ``clients`` for every cut; a scheme without a cut has one entry, for the cut V."""
+def workloads(model: SplitModel, scheme: Scheme, batch: int, workload: str) -> Mapping[int, Work]:
+    """Work per local step for every cut, without the feedback; a scheme without a cut has one entry, for the cut V."""
     paper = one_of("workload", workload, ["profiled", "paper"]) == "paper"
     if scheme.whole_model:
         whole = PAPER_CLIENT_FLOPS + PAPER_SERVER_FLOPS
         forward, backward = (whole, whole) if paper else model.whole_flops()
         return {model.depth: Work(batch * forward, batch * backward, 0.0)}
-    feedback = {cut: scheme.feedback.flops(clients, (batch, *model.smashed_shape(cut))) for cut in model.cuts}
     if paper:
         constant = Work(batch * PAPER_CLIENT_FLOPS, batch * PAPER_CLIENT_FLOPS, 2 * batch * PAPER_SERVER_FLOPS)
-        return {cut: replace(constant, feedback=flops) for cut, flops in feedback.items()}
+        return dict.fromkeys(model.cuts, constant)
     return {
         row.cut: Work(
             batch * row.client_forward_flops,
             batch * row.client_backward_flops,
             batch * (row.server_forward_flops + row.server_backward_flops),
-            feedback[row.cut],
         )
         for row in model.profile()
     }
@@ -97,17 +96,16 @@ def round_stages(
     forward 102656 0
     feedback 0 102400
     """
-    stages = [_transfer("re-cut", m, m.clients) for m in messages if m.kind == "migration"]
-    views: dict[int, list[Message]] = {n: [] for n in (clients if scheme.sequential else clients[:1])}
-    for message in messages:
-        if message.kind == "migration":
-            continue
-        # in a parallel scheme all clients' messages are alike: those of the first tell the round
-        for n in message.clients if scheme.sequential else message.clients[:1]:
-            if n in views:
-                views[n].append(message)
-    for n, view in views.items():
-        stages += _turn(view, scheme, work, (n,) if scheme.sequential else tuple(clients), local_steps)
+    stages = [_transfer("re-cut", m) for m in messages if m.kind == "migration"]
+    rest = [m for m in messages if m.kind != "migration"]
+    if not scheme.sequential:
+        return stages + _turn(rest, scheme, work, tuple(clients), local_steps)
+    turns: dict[int, list[Message]] = {n: [] for n in clients}
+    for message in rest:
+        for n in message.clients:
+            turns[n].append(replace(message, clients=(n,)))
+    for n, mine in turns.items():
+        stages += _turn(mine, scheme, work, (n,), local_steps)
     return stages
 
 
@@ -115,45 +113,60 @@ def _turn(
     messages: Sequence[Message], scheme: Scheme, work: Work, clients: tuple[int, ...], local_steps: int
 ) -> list[Stage]:
     """The local steps of clients that work side by side, and the exchange of their models."""
-    steps: list[list[Message]] = []
-    models: list[Stage] = []
-    for message in messages:
-        if message.kind == "model":
-            models.append(_transfer("model", message, clients))
-        elif message.kind == "smashed":
-            steps.append([message])
-        else:
-            steps[-1].append(message)
+    models = [_transfer("model", message) for message in messages if message.kind == "model"]
     if scheme.whole_model:
         flops = local_steps * (work.client_forward + work.client_backward)
         upload, *rest = models or [Stage("model", clients)]
         return [replace(upload, compute_flops=flops), *rest]
     trained: list[Stage] = []
-    for step in steps:
+    for step in _steps([message for message in messages if message.kind != "model"]):
         up = 8 * sum(m.nbytes for m in step if m.direction == "up")
-        trained.append(Stage("forward", clients, work.client_forward, up, work.server))
-        trained += _feedback([m for m in step if m.direction == "down"], work, clients)
+        trained.append(Stage("forward", step[0].clients, work.client_forward, up, work.server))
+        trained += _feedback([m for m in step if m.direction == "down"], work, step[0].clients)
     if scheme.sequential:  # a client receives the model, trains it, and sends it back
         return [*models[1:], *trained, *models[:1]]
     return trained + models
+
+
+def _steps(messages: Iterable[Message]) -> list[list[Message]]:
+    """The messages of each local step, in which every client sends smashed data once.
+
+    Clients that were taken in chunks have messages of their own; what is alike becomes one message of all of them.
+    """
+    steps: list[list[Message]] = []
+    done: Counter[int] = Counter()
+    for message in messages:
+        if message.kind == "smashed":
+            done.update(message.clients)
+        at = done[message.clients[0]] - 1
+        if at == len(steps):
+            steps.append([])
+        for k, other in enumerate(steps[at]):
+            if replace(message, clients=other.clients) == other and set(message.clients).isdisjoint(other.clients):
+                steps[at][k] = replace(other, clients=other.clients + message.clients)
+                break
+        else:
+            steps[at].append(message)
+    return steps
 
 
 def _feedback(messages: Iterable[Message], work: Work, clients: tuple[int, ...]) -> list[Stage]:
     """A stage for what is broadcast and one for what is unicast, in the order in which they are sent."""
     stages = []
     for broadcast, group in groupby(messages, key=lambda m: m.broadcast):
-        bits = 8 * sum(m.nbytes for m in group)
-        stages.append(_down("feedback", clients, bits, broadcast=broadcast))
+        together = list(group)
+        bits = 8 * sum(m.nbytes for m in together)
+        stages.append(_down("feedback", together[0].clients, bits, broadcast=broadcast))
     stages = stages or [Stage("feedback", clients)]
     stages[0] = replace(stages[0], joint_flops=work.feedback)
     stages[-1] = replace(stages[-1], backward_flops=work.client_backward)
     return stages
 
 
-def _transfer(name: str, message: Message, clients: tuple[int, ...]) -> Stage:
+def _transfer(name: str, message: Message) -> Stage:
     if message.direction == "up":
-        return Stage(name, clients, uplink_bits=8 * message.nbytes)
-    return _down(name, clients, 8 * message.nbytes, broadcast=message.broadcast)
+        return Stage(name, message.clients, uplink_bits=8 * message.nbytes)
+    return _down(name, message.clients, 8 * message.nbytes, broadcast=message.broadcast)
 
 
 def _down(name: str, clients: tuple[int, ...], bits: int, *, broadcast: bool) -> Stage:
@@ -180,8 +193,12 @@ def dry_ledger(
     *,
     local_steps: int,
     syncs: bool,
+    everyone: Sequence[int] | None = None,
 ) -> Ledger:
-    """What a round would send, without any data: smashed data (b, *d), client halves of ``model_values`` values."""
+    """What a round would send, without any data: smashed data (b, *d), client halves of ``model_values`` values.
+
+    ``everyone``, if more than ``clients`` take part in the training, hears the averaged half.
+    """
     ledger, codec = Ledger(), _SizeOnly(scheme.downlink)
     for turn in [[n] for n in clients] if scheme.sequential else [list(clients)]:
         gradients = torch.empty((len(turn), *shape), device="meta")
@@ -189,5 +206,5 @@ def dry_ledger(
             scheme.send_smashed(shape, classes, ledger, turn)
             scheme.feedback.reply(gradients, gradients.new_empty(len(turn)), codec, ledger, turn)
     if scheme.sequential or syncs:
-        scheme.send_models(model_values, ledger, clients)
+        scheme.send_models(model_values, ledger, clients, clients if everyone is None else everyone)
     return ledger

@@ -58,22 +58,24 @@ def estimate_gamma(
     batch: int,
     draws: int,
     seed: int,
-    feedback: Feedback = MEAN,
+    feedback: Feedback | Sequence[Feedback] = MEAN,
 ) -> GammaEstimate:
     """Mini-batch Gamma at ``params``: the mean over draws of sum_n rho^n ||J_n^T s - J_n^T s^n||^2.
 
     J_n^T pulls a smashed-data gradient back through the batch of client n, s^n is what SFL sends it, and s is what
-    ``feedback`` sends instead (`Mean`: the paper's s = sum rho^n s^n). The expected gradients, h and grad F of
-    Assumption 4, are at most as far apart (Jensen); `full_batch_gamma` gives that distance exactly.
+    ``feedback``, one for all cuts or one for each, sends instead (`Mean`: the paper's s = sum rho^n s^n). The expected
+    gradients, h and grad F of Assumption 4, are at most as far apart (Jensen); `full_batch_gamma` gives that distance
+    exactly.
     """
     check_draws(draws, 1)
     leaves, rho, clients = leaves_of(params), shares(parts, x), range(len(parts))
     found = torch.zeros(draws, len(model.cuts), dtype=torch.float64)
+    by_cut = feedback if isinstance(feedback, Sequence) else [feedback] * len(model.cuts)
     for k in range(draws):
         rows = batches(parts, batch, seed, k)
         away = [
-            feedback.reply(s, rho, FP32, Ledger(), clients) - s
-            for s in smashed_gradients(model, leaves, x, y, rows, seed, k)
+            own.reply(s, rho, FP32, Ledger(), clients) - s
+            for own, s in zip(by_cut, smashed_gradients(model, leaves, x, y, rows, seed, k), strict=True)
         ]
         for n in clients:
             outs = boundaries(model, leaves, x[rows[n]], luck_of(seed, k, n))
