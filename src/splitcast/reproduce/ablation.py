@@ -2,10 +2,22 @@
 
 from typing import Any
 
+import numpy as np
+
+from splitcast.figures import COLOURS
 from splitcast.reproduce.basis import reach_row, target_of, traffic
 from splitcast.reproduce.draw import Drawn, final_accuracy, panels
 from splitcast.reproduce.study import Study
 
+KINDS = {
+    "up.smashed": "smashed data, up",
+    "down.gradient": "gradients, down",
+    "down.basis": "basis, down",
+    "down.coefficients": "coefficients, down",
+    "up.model": "client halves, up",
+    "down.model": "averaged half, down",
+    "up.labels": "labels, up",
+}
 PACKED = {"uplink_codec": "int2", "downlink_codec": "int8"}
 PLAIN = {"uplink_codec": "fp32", "downlink_codec": "fp32"}
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -33,20 +45,32 @@ def draw(study: Study) -> Drawn:
         | traffic(run[0])
         for name, run in runs.items()
     ]
-    figure, (axis,) = panels(1, height=5.2)
-    reached = [row for row in rows if row["MB"]]
-    axis.barh([str(row["variant"]) for row in reached], [float(str(row["MB"])) for row in reached], color="#0072B2")
-    for k, row in enumerate(reached):
-        axis.text(float(str(row["MB"])), k, f" {float(str(row['MB'])):.0f}", va="center", fontsize=9)
-    axis.invert_yaxis()
-    if reached:
-        axis.set_xscale("log")
-    axis.margins(x=0.12)
-    axis.set_xlabel(f"MB on the air to {100 * target:.1f} %")
-    axis.set_title(f"{study.base.data.dataset}, IID, cut 1, seed {study.seeds[0]}: what each part is worth")
+    figure, (total, shares) = panels(2, height=5.2)
+    names = [str(row["variant"]) for row in rows]
+    for k, row in enumerate(rows):
+        if row["MB"]:
+            total.plot(float(str(row["MB"])), k, "o", color=COLOURS[0])
+            total.text(float(str(row["MB"])), k, f"   {float(str(row['MB'])):.0f}", va="center", fontsize=9)
+    total.set_xscale("log")
+    total.margins(x=0.15)
+    total.set_xlabel(f"MB on the air to {100 * target:.1f} %")
+    for y in (total, shares):
+        y.set_yticks(range(len(names)), names if y is total else [])
+        y.set_ylim(len(names) - 0.5, -0.5)
+    total.grid(alpha=0.3)
+
+    sent = np.array([[float(str(row.get(f"{kind}_MB", 0.0))) for kind in KINDS] for row in rows])
+    percent = 100 * sent / sent.sum(1, keepdims=True)
+    for j, label in enumerate(KINDS.values()):
+        if percent[:, j].max() > 0.05:
+            left = percent[:, :j].sum(1)
+            shares.barh(range(len(names)), percent[:, j], 0.7, left, color=COLOURS[j], label=label)
+    shares.set_xlim(0, 100)
+    shares.set_xlabel("share of a round's bytes (%)")
+    shares.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=3, fontsize=9)
+    figure.suptitle(f"{study.base.data.dataset}, IID, cut 1, seed {study.seeds[0]}: what each part is worth")
     caption = (
         "Not in the paper. One seed. `packed` is int2 smashed data and int8 gradients, what sfl-gb uses. Variants that "
-        "do not reach the target in the rounds run are in the CSV only; there too: MB per round of every direction "
-        "and kind."
+        "do not reach the target in the rounds run have no dot. In the CSV: MB per round of every direction and kind."
     )
     return Drawn(caption, rows, figure)
