@@ -97,6 +97,15 @@ def test_flights_of_every_policy_are_legal_and_the_clairvoyant_is_first(values):
     assert costs["clairvoyant"] == min(costs.values())
 
 
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "sfl-gb"])
+def test_costs_of_a_training_are_those_of_who_takes_part(scheme):
+    values = {"scheme": scheme, "participation": 0.5, "dropout": 0.3}
+    costs = make_world(**values).trace(8).cost - make_world(**values).weighted_gamma
+    for cut in (1, 2, 4):
+        run = train(with_values(QUICK, cut=cut, **values))
+        assert costs[:, cut - 1] == pytest.approx([record.latency_s for record in run.rounds], rel=1e-9)
+
+
 def test_greedy_is_the_minimum_over_the_cuts_and_exact_while_moves_are_free():
     world = make_world(charge=False, epsilon=0.01)
     known = world.trace(40)

@@ -9,8 +9,6 @@
 | clairvoyant    | the least total with moves over the whole training, knowing all its channels: the bound          |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
 | module:function | a function of yours                                                                           |
-
-Costs are those of rounds in which all clients take part: with partial participation nothing here is exact.
 """
 
 from collections.abc import Callable

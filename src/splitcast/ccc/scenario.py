@@ -66,9 +66,10 @@ class Scenario:
             everyone=everyone,
         ).messages
 
-    def stages(self, cut: int, *, syncs: bool) -> list[Stage]:
-        """A round with all clients; with ``syncs``, one in which client halves are averaged."""
-        return self.stages_of(self.messages(cut, syncs=syncs), cut, range(self.cell.clients))
+    def stages(self, cut: int, *, syncs: bool, clients: Sequence[int] | None = None) -> list[Stage]:
+        """A round with these clients, all by default; with ``syncs``, client halves are averaged in it."""
+        who = range(self.cell.clients) if clients is None else clients
+        return self.stages_of(self.messages(cut, syncs=syncs, clients=who), cut, who)
 
     def stages_of(self, messages: Sequence[Message], cut: int, clients: Sequence[int]) -> list[Stage]:
         """A round in which these clients took part and this was sent."""

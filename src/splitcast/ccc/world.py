@@ -1,7 +1,7 @@
 """What every cut, and every move of the cut, costs under any channel: the numbers that cut selection works on.
 
 A round at cut v costs w Γ(φ(v)) + l_t(v); moving there from cut u before it costs further seconds. Both come from the
-clock, for all cuts and all channel draws in one batched call, as if all clients took part.
+clock, for all cuts and all channel draws in one batched call, as if all clients took part; a training knows who does.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from splitcast.ccc.clock import round_seconds
 from splitcast.ccc.scenario import Scenario
+from splitcast.data.batches import participants
 from splitcast.errors import SplitcastError
 from splitcast.network.cell import Array
 from splitcast.network.channel import Rayleigh, fade, record
@@ -102,8 +103,18 @@ class World:
         return [t > 1 and not (scheme.identical or scheme.syncs(t - 1)) for scheme in schemes]
 
     def trace(self, rounds: int) -> Costs:
-        """The rounds that a training with this configuration meets."""
-        return self.costs(record(self.scenario.channel, rounds).gains)
+        """The rounds that a training with this configuration meets, each with those who take part in it."""
+        known, train = self.costs(record(self.scenario.channel, rounds).gains), self.scenario.config.train
+        for t in range(1, rounds + 1) if train.participation < 1 or train.dropout else ():
+            who = participants(train, self.clients, t).tolist()
+            schemes = [self.scenario.scheme.at(cut) for cut in self.cuts]
+            stages = [
+                self.scenario.stages(cut, syncs=scheme.syncs(t), clients=who)
+                for cut, scheme in zip(self.cuts, schemes, strict=True)
+            ]
+            seconds = self._seconds(stages, known.gains[t - 1 : t])
+            known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
+        return known
 
     def draw(self, rng: np.random.Generator, episodes: int, rounds: int) -> Array:
         """Gains (E, T, N) of other rounds in the same cell; of a trace, pieces that start anywhere and wrap around."""

@@ -1,9 +1,11 @@
-"""Mini-batches for all clients at once."""
+"""Who takes part in a round, and mini-batches for all clients at once."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splitcast.config import TrainConfig
 from splitcast.errors import SplitcastError
+from splitcast.seeds import stream
 
 
 def draw_batches(sizes: NDArray[np.int64], batch: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -44,3 +46,11 @@ def _floyd(draws: list[int], first: int) -> list[int]:
             draws[j] = first + j
         taken.add(draws[j])
     return draws
+
+
+def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
+    """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
+    rng = stream(train.seed, "participation", t)
+    chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
+    luck = rng.random(len(chosen))
+    return np.asarray(chosen[luck >= min(train.dropout, luck.max())])

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from splitcast.config import Config, to_toml
+from splitcast.data.batches import participants
 from splitcast.engine.halves import Halves
 from splitcast.engine.roster import Limits, Line, NoSites, Roster
-from splitcast.engine.simulator import Measured, RoundReport, evaluate, participants
+from splitcast.engine.simulator import Measured, RoundReport, evaluate
 from splitcast.engine.state import Half, State
 from splitcast.engine.step import Descent, server_pass
 from splitcast.engine.wire import Transcript, all_finite, opened, opened_labels

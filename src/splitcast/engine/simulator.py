@@ -17,11 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from splitcast.config import TrainConfig
-from splitcast.data.batches import draw_batches
+from splitcast.data.batches import draw_batches, participants
 from splitcast.engine.factored import formed_values
 from splitcast.engine.state import Half, State
 from splitcast.engine.step import Descent, Pass, client_backward, saved_bytes, server_pass
@@ -77,14 +76,6 @@ class RoundReport:
         """The same as a share of sum_n rho^n ||s^n||^2, the greatest of the local steps."""
         cuts = self.ledger.truncations
         return max(cut.dropped / cut.energy if cut.energy else 0.0 for cut in cuts) if cuts else None
-
-
-def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
-    """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
-    rng = stream(train.seed, "participation", t)
-    chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
-    luck = rng.random(len(chosen))
-    return np.asarray(chosen[luck >= min(train.dropout, luck.max())])
 
 
 @torch.no_grad()

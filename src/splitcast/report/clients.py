@@ -14,7 +14,7 @@ import numpy as np
 from splitcast.ccc.clock import time_rounds
 from splitcast.ccc.scenario import Scenario
 from splitcast.config import Config
-from splitcast.engine.simulator import participants
+from splitcast.data.batches import participants
 from splitcast.errors import SplitcastError
 from splitcast.network.cell import Array
 from splitcast.network.latency import PARTS
