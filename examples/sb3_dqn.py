@@ -1,6 +1,6 @@
 """Train stable-baselines3's DQN on splitcast's environment and compare it with the exact optimum of every round.
 
-pip install 'splitcast[rl]' and run: python examples/sb3_dqn.py [steps]
+Needs the extra `rl`: pip install '.[rl]' in this repository. Run: python examples/sb3_dqn.py [steps]
 """
 
 import sys

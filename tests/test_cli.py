@@ -1,10 +1,13 @@
 """The command line: every bad input is one line that names the field, with exit code 2 and nothing written."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from splitcast.cli import COMMANDS, main
+from splitcast.records import RunFolder
 
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
 
@@ -47,6 +50,10 @@ def refused(capsys, *args):
         (["--dropout", "1"], ["dropout", "less than 1"]),
         (["--arch", "resnet"], ["arch", "'resnet'", "cnn, cnn-small"]),
         (["--classes-per-client", "11", "--partition", "shards"], ["classes_per_client", "11", "10"]),
+        (["--arch", "math:pi"], ["arch", "'math:pi'", "2 argument"]),
+        (["--arch", ":f"], ["arch", "':f'"]),
+        (["--rouds", "4"], ["--rouds", "--rounds"]),
+        (["--rounds", "1e2"], ["--rounds", "'1e2'"]),
     ],
 )
 def test_bad_values_are_one_line(capsys, tmp_path, flags, words):
@@ -71,6 +78,13 @@ def test_unknown_keys_and_sections_are_named(capsys, tmp_path):
     assert "'learning_rate'" in line and "lr" in line and "[train]" in line
     file.write_text("[training]\nlr = 0.1\n")
     assert "[training]" in refused(capsys, "train", "--config", str(file))
+    file.write_text("lr = 0.1\n")
+    assert "'lr' belongs into the section [train]" in refused(capsys, "train", "--config", str(file))
+    file.write_text("[train]\nlr = -1\n")
+    line = refused(capsys, "train", f"--config={file}")
+    assert str(file) in line and "lr" in line and "-1" in line
+    file.write_bytes(b"\xff\xfe")
+    assert "UTF-8" in refused(capsys, "train", "--config", str(file))
     file.write_text("lr = [")
     assert "not valid TOML" in refused(capsys, "train", "--config", str(file))
     file.write_text("[train]\nlr = 'fast'\n")
@@ -84,6 +98,53 @@ def test_folders_that_are_no_new_run_are_refused(capsys, tmp_path):
     assert (tmp_path / "precious.txt").read_text() == "keep me"
     assert "not a run folder" in refused(capsys, "train", "--resume", str(tmp_path))
     assert "leave the other options out" in refused(capsys, "train", "--resume", str(tmp_path), "--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["profile", "--input-shape", "28"], ["input_shape", "(28,)"]),
+        (["profile", "--input-shape", "0", "28", "28"], ["input_shape", "(0, 28, 28)"]),
+        (["profile", "--classes", "1"], ["classes", "1", "at least 2"]),
+        (["plan", "--classes", "0"], ["classes", "0", "at least 2"]),
+        (["plan", "--input-shape", "784"], ["input_shape", "(784,)"]),
+        (["compare", "--target", "95"], ["target", "95", "between 0 and 1"]),
+        (["compare", "sfl", "--scheme", "psl"], ["scheme", "compare sfl-ga sfl psl"]),
+        (["reproduce", "fig8", "--quick", "--seeds", "-1"], ["seeds", "-1", "at least 1"]),
+        (["bench", "engine", "--repeats", "0"], ["repeats", "0", "at least 1"]),
+        (["learn", "--out", "FILE"], ["FILE", "exists"]),
+        (["train", "--out", "FILE"], ["FILE", "is a file"]),
+    ],
+)
+def test_bad_options_of_other_commands_are_one_line(capsys, tmp_path, args, words):
+    (tmp_path / "FILE").touch()
+    line = refused(capsys, *[str(tmp_path / arg) if arg == "FILE" else arg for arg in args])
+    for word in words:
+        assert word in line
+
+
+def test_an_interrupted_training_says_how_to_go_on(capsys, tmp_path, monkeypatch):
+    def stopped(config, folder, **options):
+        RunFolder(folder).create(config)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("splitcast.show.train", stopped)
+    with pytest.raises(SystemExit) as stop:
+        main(["train", *TINY, "--out", str(tmp_path / "run")])
+    assert stop.value.code == 130
+    assert f"go on with: splitcast train --resume {tmp_path / 'run'}" in capsys.readouterr().err
+
+
+def test_who_stops_reading_is_not_told_of_it(tmp_path):
+    command = [sys.executable, "-c", "from splitcast.cli import main; main()", "train", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
+def test_the_version_is_known(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.startswith("splitcast ")
 
 
 def test_unknown_commands_and_benches(capsys):

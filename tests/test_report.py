@@ -487,6 +487,15 @@ def test_nothing_sticks_out(chromium, page, width):
         assert outside == [], name
 
 
+def test_runs_without_a_round_are_left_out_with_a_word(page, tmp_path):
+    train(TINY, tmp_path / "begun")
+    RunFolder(tmp_path / "unborn").create(TINY)
+    with pytest.warns(UserWarning, match="unborn has no finished round"):
+        assert [run.name for run in read_runs([tmp_path, tmp_path / "begun" / ".." / "begun"])] == ["begun"]
+    with pytest.raises(SplitcastError, match="no finished round"):
+        read_runs([tmp_path / "unborn"])
+
+
 def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
     content = document(read_runs([page.parent]))
     for run in content["runs"]:

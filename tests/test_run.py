@@ -27,6 +27,10 @@ QUICK = Config(
 )
 
 
+def losses(result):
+    return [record.loss for record in result.rounds]
+
+
 def stopped_after(config, folder, rounds):
     """A run that dies right after a round."""
 
@@ -109,6 +113,49 @@ def test_resume_without_a_checkpoint_starts_over(tmp_path):
     assert train(QUICK, tmp_path / "unborn", resume=True).rounds == whole.rounds
 
 
+def test_a_run_goes_on_as_it_began(tmp_path):
+    train(with_values(QUICK, rounds=2), str(tmp_path))
+    with pytest.raises(SplitcastError, match="was begun with lr = .*, not lr = 0.5"):
+        train(with_values(QUICK, rounds=2, lr=0.5), tmp_path, resume=True)
+    with pytest.raises(SplitcastError, match="rounds = 2, not rounds = 1"):
+        train(with_values(QUICK, rounds=1), tmp_path, resume=True)
+    assert losses(train(QUICK, tmp_path, resume=True)) == losses(train(QUICK))
+    assert RunFolder(tmp_path).config() == QUICK
+    with pytest.raises(SplitcastError, match="nowhere is not a run folder"):
+        train(QUICK, tmp_path / "nowhere", resume=True)
+
+
+def test_a_run_goes_on_with_its_own_data_only(tmp_path):
+    named = data.load("mnist-mini")
+    mine = data.ImageData(-named.train_x, named.train_y, named.test_x, named.test_y, named.classes, "mine")
+    train(with_values(QUICK, rounds=4), tmp_path, images=mine)
+    assert RunFolder(tmp_path).summary()["own"] == ["images"]
+    with pytest.raises(SplitcastError, match="was trained on other data"):
+        train(QUICK, tmp_path, resume=True)
+    assert losses(train(QUICK, tmp_path, resume=True, images=mine)) == losses(train(QUICK, images=mine))
+
+
+def test_models_that_do_not_fit_the_data_are_refused():
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+    assert len(train(with_values(QUICK, rounds=1, cut=2), model=plain).rounds) == 1
+    with pytest.raises(SplitcastError, match=r"model: ends in \(4,\) values, the data has 10 classes"):
+        train(QUICK, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 4)))
+    with pytest.raises(SplitcastError, match=r"model: takes samples of \(3, 28, 28\), the data has \(1, 28, 28\)"):
+        train(QUICK, model=SplitModel([nn.Flatten(), nn.Linear(3 * 784, 10)], (3, 28, 28)))
+    with pytest.raises(SplitcastError, match=r"entry 1 does not take \(784,\)"):
+        train(QUICK, model=nn.Sequential(nn.Flatten(), nn.Linear(100, 10)))
+
+
+def test_damaged_files_of_a_run_are_named(tmp_path):
+    train(with_values(QUICK, rounds=2), tmp_path)
+    (tmp_path / "summary.json").write_text('{"rou')
+    with pytest.raises(SplitcastError, match=r"summary.json is damaged; delete it"):
+        train(with_values(QUICK, rounds=2), tmp_path, resume=True)
+    (tmp_path / "rounds.jsonl").write_bytes(b"\xff\n")
+    with pytest.raises(SplitcastError, match=r"rounds.jsonl is damaged"):
+        RunFolder(tmp_path).rounds()
+
+
 def test_a_half_written_line_is_dropped(tmp_path):
     whole = train(QUICK, tmp_path / "whole")
     stopped_after(QUICK, tmp_path / "broken", 5)
@@ -141,9 +188,8 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path, damage):
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     stopped_after(QUICK, tmp_path / "a", 7)
-    other = with_values(QUICK, arch="cnn")
     with pytest.raises(SplitcastError, match=r"checkpoint: client/0.0.weight has shape \(4, 4, 1, 5, 5\), not"):
-        train(other, tmp_path / "a", resume=True)
+        train(QUICK, tmp_path / "a", resume=True, model=build("cnn", (1, 28, 28), 10, seed=0))
 
 
 def test_nan_loss_stops_with_one_line_and_keeps_the_last_checkpoint(tmp_path):

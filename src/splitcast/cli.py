@@ -1,10 +1,14 @@
 """The command line: parse, call, print. Bad input is one line on stderr and exit code 2."""
 
+import io
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,13 +62,14 @@ class TrainOptions:
     resume: Path | None = None
     """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (needs splitcast[track])."""
+    """Also write TensorBoard events beside the run folder, into <folder>-events (needs the extra `track`)."""
     output: Output = field(default_factory=Output)
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """Train several schemes with the same data and seeds. Finished runs in --out are kept, stopped ones go on."""
+    """Train several schemes with the same data and seeds. Finished runs in --out are kept, stopped ones go on. Options
+    override the values of --config FILE."""
 
     schemes: Annotated[tuple[str, ...], tyro.conf.Positional] = ("sfl-ga", "sfl", "psl")
     """Schemes to compare."""
@@ -78,7 +83,8 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line."""
+    """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line.
+    Options override the values of --config FILE."""
 
     settings: Config = field(default_factory=Config)
     draws: int = 100
@@ -95,7 +101,8 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class LearnOptions:
-    """Learn a cut policy by Algorithm 1 (DDQN) and judge it on held-out channels; --rounds is the episode's length."""
+    """Learn a cut policy by Algorithm 1 (DDQN) and judge it on held-out channels; --rounds is the episode's length.
+    Options override the values of --config FILE."""
 
     settings: Config = field(default_factory=Config)
     learning: LearnConfig = field(default_factory=LearnConfig)
@@ -174,7 +181,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """Train on real sites: init FILE, start, stop, status, run CONFIG (docs/deployment.md). Needs splitcast[deploy]."""
+    """Train on real sites: init FILE, start, stop, status, run CONFIG (docs/deployment.md). Needs extra `deploy`."""
 
     action: Annotated[str, tyro.conf.Positional]
     """init, start, stop, status or run."""
@@ -200,6 +207,8 @@ def train(options: TrainOptions) -> None:
 def compare(options: CompareOptions) -> None:
     from splitcast.show import run_comparison
 
+    if options.settings.split.scheme != Config().split.scheme:
+        raise SplitcastError("scheme: compare takes schemes without a flag, as in: splitcast compare sfl-ga sfl psl")
     run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
 
 
@@ -209,7 +218,8 @@ def plan(options: PlanOptions) -> None:
 
     config, model = options.settings, None
     if options.input_shape:
-        model = build(config.model.arch, options.input_shape, options.classes or 10, seed=0)
+        classes = 10 if options.classes is None else options.classes
+        model = build(config.model.arch, options.input_shape, classes, seed=0)
     run_plan(config, options.draws, options.out, model, options.classes, options.json)
 
 
@@ -265,6 +275,8 @@ def bench(options: BenchOptions) -> None:
     from splitcast.errors import one_of
     from splitcast.show import print_bench
 
+    if options.repeats < 1:
+        raise SplitcastError(f"repeats: {options.repeats}; must be at least 1")
     rows = BENCHES[one_of("bench", options.what, BENCHES)](options.repeats)
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
@@ -299,11 +311,20 @@ def main(args: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(HELP, end="")
         return
+    if arguments[0] in ("-V", "--version"):
+        print(f"splitcast {version('splitcast')}")
+        return
     if str(Path.cwd()) not in sys.path:  # an installed command does not look where its user works
         sys.path.append(str(Path.cwd()))
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"splitcast: {message}", file=sys.stderr)
-        _dispatch(arguments)
+        try:
+            try:
+                _dispatch(arguments)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # who reads it, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -316,14 +337,20 @@ def _dispatch(arguments: list[str]) -> None:
     except SplitcastError as error:
         print(f"splitcast: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("splitcast: interrupted", file=sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a folder that cannot be written, a full disk
+        print(f"splitcast: cannot use {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        print(f"splitcast: interrupted{f'; {stopped}' if str(stopped) else ''}", file=sys.stderr)
         sys.exit(130)
 
 
 def parse(kind: type, name: str, args: list[str]) -> Any:
     """Options of a command; ``--config FILE`` supplies the defaults of its settings."""
     keywords: dict[str, Any] = {}
+    args = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     if "--config" in args:
         at = args.index("--config")
         if at + 1 >= len(args):
@@ -332,4 +359,21 @@ def parse(kind: type, name: str, args: list[str]) -> Any:
             raise SplitcastError(f"config: {name} takes no --config")
         keywords["default"] = kind(settings=load(Path(args[at + 1])))
         args = args[:at] + args[at + 2 :]
-    return tyro.cli(kind, prog=f"splitcast {name}", args=args, config=(tyro.conf.OmitArgPrefixes,), **keywords)
+    framed = io.StringIO()
+    try:
+        with redirect_stderr(framed):
+            return tyro.cli(kind, prog=f"splitcast {name}", args=args, config=(tyro.conf.OmitArgPrefixes,), **keywords)
+    except SystemExit as stop:
+        if stop.code:
+            raise SplitcastError(unframed(framed.getvalue())) from None
+        raise
+
+
+def unframed(box: str) -> str:
+    """What tyro says in a frame of several lines, in one.
+
+    >>> unframed("╭─ Parsing error ─╮\\n│ invalid value: x │\\n│ ──────── │\\n│ For full helptext, run … │\\n╰──╯")
+    'invalid value: x; For full helptext, run …'
+    """
+    said = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
+    return "; ".join(line for line in said if line).replace(":; ", ": ")

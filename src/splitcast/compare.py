@@ -38,6 +38,8 @@ def compare(
     """Train every scheme, in a run folder each, and draw the figure. Finished runs are kept, stopped ones go on."""
     if len(set(schemes)) != len(schemes) or not schemes:
         raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
+    if RunFolder(out).config_file.is_file():
+        raise SplitcastError(f"out: {out} is a run itself; choose another folder")
     images = data.load(config.data.dataset)
     configs = {name: with_values(config, scheme=name) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
@@ -49,9 +51,13 @@ def compare(
         known = folder.config_file.is_file()
         if known and to_toml(folder.config()) != to_toml(each):
             raise SplitcastError(f"out: {folder.path} holds a run with another configuration; choose another folder")
+        if not known and folder.path.is_dir() and any(folder.path.iterdir()):
+            raise SplitcastError(f"out: {folder.path} holds something else; choose another folder")
         if not folder.summary_file.is_file():
             train(each, folder.path, resume=known, on_round=watch(name, each), images=images)
         runs[name] = folder.rounds()
+        if len(runs[name]) < each.train.rounds:
+            raise SplitcastError(f"run: {folder.rounds_file} has lost rounds; delete {folder.path} to train it again")
     plot_comparison(runs, out / "comparison", title_of(config))
     return runs
 
@@ -71,8 +77,15 @@ def title_of(config: Config) -> str:
     )
 
 
+def check_target(target: float | None) -> None:
+    """Refuse what is no accuracy."""
+    if target is not None and not 0 < target <= 1:
+        raise SplitcastError(f"target: {target:g}; give an accuracy between 0 and 1, such as 0.9")
+
+
 def rows(runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None) -> tuple[float, list[Row]]:
     """The table, and the target accuracy: given, or the highest whole per cent that every run reaches."""
+    check_target(target)
     if target is None:
         best = [max(r.test_accuracy or 0.0 for r in records) for records in runs.values()]
         target = int(100 * min(best) + 1e-9) / 100  # 0.29 is a little less than that

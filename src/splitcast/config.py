@@ -297,6 +297,9 @@ def from_toml(text: str, source: str = "config") -> Config:
     default = Config()
     known = {part.name: type(getattr(default, part.name)) for part in fields(default)}
     for name, values in raw.items():
+        home = next((section for section, kind in known.items() if name in kind.__dataclass_fields__), "")
+        if name not in known and home:
+            raise SplitcastError(f"{source}: {name!r} belongs into the section [{home}]")
         if name not in known or not isinstance(values, dict):
             raise SplitcastError(f"{source}: unknown section [{name}]; allowed are {', '.join(known)}")
         kind = known[name]
@@ -305,7 +308,10 @@ def from_toml(text: str, source: str = "config") -> Config:
         for key in values:
             if key not in allowed:
                 raise SplitcastError(f"{source}: unknown key {key!r} in [{name}]; allowed are {', '.join(allowed)}")
-        parts[name] = kind(**values)
+        try:
+            parts[name] = kind(**values)
+        except SplitcastError as error:
+            raise SplitcastError(f"{source}: {error}") from None
     return Config(**parts)
 
 
@@ -315,4 +321,6 @@ def load(path: Path) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SplitcastError(f"config: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SplitcastError(f"config: {path} is not a text in UTF-8") from None
     return from_toml(text, str(path))

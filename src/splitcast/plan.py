@@ -129,7 +129,7 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
     """The scenario a configuration describes, without its data."""
     shape, known_classes = SHAPES[one_of("dataset", config.data.dataset, SHAPES)]
-    classes = classes or known_classes
+    classes = known_classes if classes is None else classes
     model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
     return Scenario.of(config, model, classes)
 

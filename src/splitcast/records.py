@@ -88,7 +88,9 @@ class RunFolder:
 
     def create(self, config: Config) -> None:
         """Start a new run in an empty or absent folder."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        if self.path.exists() and not self.path.is_dir():
+            raise SplitcastError(f"out: {self.path} is a file; choose a folder")
+        if self.path.exists() and any(self.path.iterdir()):
             raise SplitcastError(f"out: {self.path} is not empty; choose another folder, or --resume")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,11 @@ class RunFolder:
     def _lines(self) -> Iterator[RoundRecord]:
         if not self.rounds_file.is_file():
             raise SplitcastError(f"run: {self.path} is not a run folder (it has no rounds.jsonl)")
-        for number, line in enumerate(self.rounds_file.read_text(encoding="utf-8").splitlines(keepends=True)):
+        try:
+            text = self.rounds_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise SplitcastError(f"run: {self.rounds_file} is damaged: not a text in UTF-8") from None
+        for number, line in enumerate(text.splitlines(keepends=True)):
             if not line.endswith("\n"):
                 return  # the writer was stopped in the middle of this line
             try:
@@ -150,19 +156,20 @@ class RunFolder:
         write_atomically(self.rounds_file, text.encode())
         return kept
 
-    def save(self, state: State, round_: int) -> None:
-        """Checkpoint the state after a round."""
+    def save(self, state: State, round_: int, samples: str = "") -> None:
+        """Checkpoint the state after a round, with the fingerprint of the data it was trained on."""
         tensors = {k: v.detach().contiguous() for k, v in state.tensors().items()}
         metadata = {
             "format": FORMAT,
             "round": str(round_),
             "cut": str(state.cut),
             "copies": str(state.copies),
+            "samples": samples,
             "digest": _digest(tensors),
         }
         write_atomically(self.checkpoint_file, save(tensors, metadata))
 
-    def restore(self, like: Params) -> tuple[State, int]:
+    def restore(self, like: Params, samples: str = "") -> tuple[State, int]:
         """The state and round of the checkpoint, verified; ``like`` are the parameters of the model."""
         file = self.checkpoint_file
         try:
@@ -175,6 +182,8 @@ class RunFolder:
             raise SplitcastError(f"checkpoint: {file} has format {metadata.get('format')}, not {FORMAT}")
         if metadata["digest"] != _digest(tensors):
             raise SplitcastError(f"checkpoint: {file} is corrupt (its contents do not match their digest)")
+        if samples and metadata.get("samples", samples) != samples:
+            raise SplitcastError(f"run: {self.path} was trained on other data; resume it from Python, with its images")
         state = State.from_tensors(tensors, int(metadata["cut"]), int(metadata["copies"]), like)
         return state, int(metadata["round"])
 
@@ -186,7 +195,10 @@ class RunFolder:
         """The summary of a complete run."""
         if not self.summary_file.is_file():
             raise SplitcastError(f"run: {self.path} is not complete (no summary.json); finish it with --resume")
-        summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        try:
+            summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        except ValueError:
+            raise SplitcastError(f"run: {self.summary_file} is damaged; delete it and resume the run") from None
         return summary
 
 

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from splitcast import data
 from splitcast.ccc.policies import Pilot, fixed_cut
 from splitcast.ccc.scenario import RoundClock, Scenario
 from splitcast.ccc.world import World
-from splitcast.config import Config, with_values
+from splitcast.config import Config, to_toml, with_values
 from splitcast.data import ImageData
 from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import RoundReport, Simulator
@@ -51,12 +52,12 @@ class Result:
 
 def train(
     config: Config,
-    out: Path | None = None,
+    out: Path | str | None = None,
     *,
     resume: bool = False,
     on_round: OnRound | None = None,
     images: ImageData | None = None,
-    model: SplitModel | None = None,
+    model: SplitModel | nn.Sequential | None = None,
     engine: Engine | None = None,
 ) -> Result:
     """Train as ``config`` says; write a run folder if ``out`` is given.
@@ -71,13 +72,18 @@ def train(
     ([1, 2], 2)
     """
     images = images or data.load(config.data.dataset)
+    given = {"images": images.name != config.data.dataset, "model": model is not None}
+    own = [] if engine else [part for part, mine in given.items() if mine]
+    samples = images.fingerprint()
+    folder = RunFolder(Path(out)) if out else None
+    if folder and resume:
+        _refuse_another(folder, config)
     engine = engine or make_simulator(config, images, model)
     clock = make_clock(config, engine)
-    folder = RunFolder(out) if out else None
     pilot = make_pilot(config, engine, clock, images, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
-        records = _continue(folder, engine)
+        records = _continue(folder, engine, samples)
         if len(records) == config.train.rounds and folder.summary_file.is_file():
             return Result(records, folder.summary(), engine)
     elif folder:
@@ -110,29 +116,48 @@ def train(
         if folder:
             folder.append(records[-1])
             if last or t % config.train.checkpoint_every == 0:
-                folder.save(engine.snapshot(t), t)
+                folder.save(engine.snapshot(t), t, samples)
         if on_round:
             on_round(records[-1])
-    summary = summarise(config, records, time.perf_counter() - started)
+    summary = summarise(config, records, time.perf_counter() - started) | ({"own": own} if own else {})
     if folder:
         folder.finish(summary)
     return Result(records, summary, engine)
 
 
-def _continue(folder: RunFolder, engine: Engine) -> list[RoundRecord]:
+def _refuse_another(folder: RunFolder, config: Config) -> None:
+    """A run goes on as it began; only its number of rounds may grow."""
+    begun = folder.config()
+    if begun.train.rounds < config.train.rounds and with_values(begun, rounds=config.train.rounds) == config:
+        folder.reconfigure(config)
+        folder.summary_file.unlink(missing_ok=True)
+    elif begun != config:
+        old, new = (to_toml(each).splitlines() for each in (begun, config))
+        was, asked = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+        raise SplitcastError(f"resume: {folder.path} was begun with {was}, not {asked}; use another folder")
+
+
+def _continue(folder: RunFolder, engine: Engine, samples: str) -> list[RoundRecord]:
     """Put the engine where the last checkpoint was, or at the start if the run stopped before the first."""
     if not folder.checkpoint_file.exists():
         return folder.rewind(0)
-    state, done = folder.restore(engine.model.initial())
+    state, done = folder.restore(engine.model.initial(), samples)
     engine.resume(state, done)
     return folder.rewind(done)
 
 
-def make_simulator(config: Config, images: ImageData, model: SplitModel | None = None) -> Simulator:
+def make_simulator(config: Config, images: ImageData, model: SplitModel | nn.Sequential | None = None) -> Simulator:
     """The parts a configuration names, put together."""
-    seed = config.train.seed
+    seed, shape = config.train.seed, tuple(images.train_x.shape[1:])
     dtype = DTYPES[one_of("dtype", config.train.dtype, DTYPES)]
-    model = model or build(config.model.arch, images.train_x.shape[1:], images.classes, torch_seed(seed, "model"))
+    if isinstance(model, nn.Sequential):
+        model = SplitModel(model, shape)
+    model = model or build(config.model.arch, shape, images.classes, torch_seed(seed, "model"))
+    if model.input_shape != shape:
+        raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
+    if model.smashed_shape(model.depth)[-1:] < (images.classes,):
+        outputs = model.smashed_shape(model.depth)
+        raise SplitcastError(f"model: ends in {outputs} values, the data has {images.classes} classes")
     return Simulator(
         model,
         scheme(config.split),

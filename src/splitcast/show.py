@@ -36,7 +36,7 @@ class Watch:
     def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("{task.description:8}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
@@ -50,20 +50,24 @@ class Watch:
         if self.progress.live.is_started:  # else it would print an empty line
             self.progress.stop()
 
-    def __call__(self, name: str, config: Config) -> OnRound:
+    def __call__(self, name: str, config: Config, before: Sequence[RoundRecord] = ()) -> OnRound:
+        """Watch a run; ``before`` are the rounds of one that goes on."""
         task = self.progress.add_task(name, total=config.train.rounds, status="")
         started, seen, sent, clock, accuracy = time.perf_counter(), 0, 0, 0.0, ""
 
         def show(record: RoundRecord) -> None:
             nonlocal seen, sent, clock, accuracy
             self.progress.start()  # not before the first round: bad input must print one line and nothing else
+            if not seen:
+                done = [r for r in before if r.round < record.round]
+                sent, clock = sum(r.up_bytes + r.down_bytes for r in done), sum(r.latency_s for r in done)
             seen += 1
             sent += record.up_bytes + record.down_bytes
             clock += record.latency_s
             if record.test_accuracy is not None:
                 accuracy = f"{100 * record.test_accuracy:5.2f} %"
             speed = seen / (time.perf_counter() - started)
-            status = f"{accuracy:>8}  {sent / 1e6:8.1f} MB  {clock:7.1f} s simulated  {speed:5.1f} rounds/s"
+            status = f"{accuracy:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s"
             self.progress.update(task, completed=record.round, status=status)
 
         return show
@@ -87,21 +91,27 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
         if config != Config() or out:
             raise SplitcastError("resume: takes its settings from the run folder; leave the other options out")
         config, folder = RunFolder(resume).config(), resume
+        before = RunFolder(resume).rounds() if RunFolder(resume).rounds_file.is_file() else []
     else:
+        before = []
         folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
     watchers: list[OnRound] = []
     if tensorboard:
         watchers.append(_tensorboard(folder))
     watch = Watch()
     if not (output.quiet or output.json):
-        watchers.append(watch(config.split.scheme, config))
+        watchers.append(watch(config.split.scheme, config, before))
 
     def on_round(record: RoundRecord) -> None:
         for watcher in watchers:
             watcher(record)
 
-    with watch:
-        result = train(config, folder, resume=resume is not None, on_round=on_round)
+    try:
+        with watch:
+            result = train(config, folder, resume=resume is not None, on_round=on_round)
+    except KeyboardInterrupt:
+        known = RunFolder(folder).config_file.is_file()
+        raise KeyboardInterrupt(f"go on with: splitcast train --resume {folder}" if known else "") from None
     summary = result.summary
     if output.json:
         print(json.dumps(summary | {"folder": str(folder)}))
@@ -116,6 +126,7 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
 
 def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output) -> None:
     """`splitcast compare`."""
+    comparison.check_target(target)
     watch = Watch()
     with watch:
         silent = output.quiet or output.json
@@ -147,19 +158,9 @@ def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: fl
 
 def print_profile(model: SplitModel) -> None:
     """`splitcast profile`."""
-    table = Table(title=f"{model.size:,} parameters; traffic and FLOPs per sample")
-    headings = (
-        "cut",
-        "φ(v)",
-        "φ/q",
-        "privacy",
-        "smashed",
-        "client fwd",
-        "client bwd",
-        "server fwd",
-        "server bwd",
-    )
-    for heading in headings:
+    title = f"{model.size:,} parameters; per sample: smashed values, MFLOP forward / backward"
+    table = Table(title=title, padding=(0, 0))
+    for heading in ("cut", "φ(v)", "φ/q", "privacy", "smashed", "client MFLOP", "server MFLOP"):
         table.add_column(heading, justify="right")
     for row in model.profile():
         table.add_row(
@@ -168,15 +169,8 @@ def print_profile(model: SplitModel) -> None:
             f"{row.client_fraction:.4g}",
             f"{row.privacy:.4g}",
             f"{row.smashed_values:,}",
-            *(
-                f"{flops / 1e6:.3f} M"
-                for flops in (
-                    row.client_forward_flops,
-                    row.client_backward_flops,
-                    row.server_forward_flops,
-                    row.server_backward_flops,
-                )
-            ),
+            f"{row.client_forward_flops / 1e6:.3f} / {row.client_backward_flops / 1e6:.3f}",
+            f"{row.server_forward_flops / 1e6:.3f} / {row.server_backward_flops / 1e6:.3f}",
         )
     Console().print(table)
 
@@ -196,7 +190,7 @@ def _tensorboard(folder: Path) -> OnRound:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise SplitcastError("tensorboard: not installed; pip install 'splitcast[track]'") from None
+        raise SplitcastError("tensorboard: not installed; install the extra `track`") from None
     writer: SummaryWriter = SummaryWriter(str(folder.with_name(folder.name + "-events")))
 
     def write(record: RoundRecord) -> None:

@@ -31,7 +31,7 @@ def run_deploy(
     try:
         import nvflare  # noqa: F401
     except ImportError:
-        raise SplitcastError("deploy: NVIDIA FLARE is not installed; pip install 'splitcast[deploy]'") from None
+        raise SplitcastError("deploy: NVIDIA FLARE is not installed; install the extra `deploy`") from None
     logging.getLogger().addHandler(logging.NullHandler())  # FLARE tells every lost connection on stderr
     if action == "run":
         _run(file, folder, out, resume, output)

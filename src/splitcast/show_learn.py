@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from splitcast.config import Config, LearnConfig
-from splitcast.errors import SplitcastError
+from splitcast.config import Config, LearnConfig, with_values
 from splitcast.figures_learn import plot_learning
 from splitcast.learn import Learned, flat_after, learn_policy
+from splitcast.report.document import train_command
 
 
 class Output(Protocol):
@@ -35,18 +35,15 @@ def run_learning(config: Config, settings: LearnConfig, out: Path, output: Outpu
             bar.start()  # not before the first episodes: bad input must print one line and nothing else
             bar.update(task, completed=done, status=f"reward per round {reward:9.3f}")
 
+    out.mkdir(parents=True, exist_ok=True)  # what cannot be written had better be known before
     try:
         learned = learn_policy(config, settings, show)
     finally:
         bar.stop()
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        learned.agent.save(out / "policy.safetensors")
-        facts = learned.as_json() | {"flat_after_episode": flat_after(learned.curve)}
-        (out / "learned.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-        plot_learning(learned, out / "learning", title_of(config))
-    except OSError as error:
-        raise SplitcastError(f"out: cannot write to {out}: {error.strerror}") from None
+    learned.agent.save(out / "policy.safetensors")
+    facts = learned.as_json() | {"flat_after_episode": flat_after(learned.curve)}
+    (out / "learned.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    plot_learning(learned, out / "learning", title_of(config))
     if output.json:
         print(json.dumps(facts | {"policy": str(out / "policy.safetensors"), "figure": str(out / "learning.png")}))
         return
@@ -54,7 +51,7 @@ def run_learning(config: Config, settings: LearnConfig, out: Path, output: Outpu
         table_of(learned),
         f"learned in {learned.seconds:.1f} s; legal cuts {list(learned.legal)}, penalty {learned.penalty:.4g}; "
         f"{100 * learned.regret:+.2f} % against greedy, {learned.row('ddqn').violations} privacy violations",
-        f"use it:  splitcast train --policy ddqn:{out / 'policy.safetensors'}",
+        f"use it:  {train_command(with_values(config, policy=f'ddqn:{out}/policy.safetensors'))}",
         f"figure: {out / 'learning.png'}",
         sep="\n",
         highlight=False,

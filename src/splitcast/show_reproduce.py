@@ -55,6 +55,8 @@ def run_reproduction(
 
 def make_study(dataset: str, quick: bool, full: bool, seeds: int, out: Path) -> tuple[Study, str]:
     """The study that the options describe, and the flags that say so."""
+    if seeds < 0:
+        raise SplitcastError(f"seeds: {seeds}; must be at least 1")
     if quick == full:
         raise SplitcastError("reproduce: choose --quick (embedded data, minutes) or --full (real data, hours)")
     if quick and dataset not in ("", "mnist-mini"):

@@ -120,7 +120,12 @@ class SplitModel:
         shapes = [self.input_shape]
         with torch.no_grad(), self.evaluating():
             for index in range(self.depth):
-                x = self.forward(self._initial, x, index, index + 1)
+                try:
+                    x = self.forward(self._initial, x, index, index + 1)
+                except RuntimeError as error:
+                    shape = f"{tuple(x.shape[1:])}, which samples of {self.input_shape} become there"
+                    reason = str(error).splitlines()[0]
+                    raise SplitcastError(f"blocks: entry {index} does not take {shape}: {reason}") from None
                 shapes.append(tuple(x.shape[1:]))
         return shapes
 

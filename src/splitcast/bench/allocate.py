@@ -1,4 +1,4 @@
-"""How fast P2.1 is solved: in batches, against a general convex solver (needs splitcast[verify]), and for many clients.
+"""How fast P2.1 is solved: in batches, against a general convex solver (extra `verify`), and for many clients.
 
 Instances are uplink stages of the paper's setting: its cell, Rayleigh draws, the CNN cut after its first block, batch
 32. The general solver is compiled once and solves each instance once more, which is the least it can do.

@@ -1,6 +1,6 @@
 """How long Algorithm 1 takes: DDQN over 500 episodes of 100 rounds, ten clients, the paper's setting.
 
-Beside it what the same would take with a general convex solver in the loop (needs splitcast[verify]): one solve of P2.1
+Beside it what the same would take with a general convex solver in the loop (extra `verify`): one solve of P2.1
 per round, for the cut that was chosen, as the paper describes it; projected from solves measured in the same run.
 """
 

@@ -117,4 +117,4 @@ def _cvxpy() -> Any:
         import_module("clarabel")
         return import_module("cvxpy")
     except ImportError:
-        raise SplitcastError("solve_cvxpy: cvxpy or clarabel missing; pip install splitcast[verify]") from None
+        raise SplitcastError("solve_cvxpy: cvxpy or clarabel missing; install the extra `verify`") from None

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from splitcast.errors import imported, one_of
+from splitcast.errors import SplitcastError, imported, one_of
 from splitcast.models.cnn import paper_cnn, small_cnn
 from splitcast.split import SplitModel
 
@@ -23,7 +23,12 @@ def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> Spl
     >>> build("cnn", (1, 28, 28), 10, seed=0).depth
     5
     """
-    builder: Builder = imported("arch", arch) if ":" in arch else ARCHITECTURES[one_of("arch", arch, ARCHITECTURES)]
+    if not input_shape or min(input_shape) < 1:
+        raise SplitcastError(f"input_shape: {tuple(input_shape)}; give sizes of at least 1, as in 1 28 28")
+    if classes < 2:
+        raise SplitcastError(f"classes: {classes}; must be at least 2")
+    own = ":" in arch
+    builder: Builder = imported("arch", arch, takes=2) if own else ARCHITECTURES[one_of("arch", arch, ARCHITECTURES)]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return SplitModel(builder(input_shape, classes), input_shape)

@@ -8,11 +8,17 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from splitcast.errors import SplitcastError
+
 
 def cnn(
     input_shape: Sequence[int], classes: int, channels: tuple[int, int], hidden: tuple[int, int]
 ) -> list[nn.Module]:
     """Five blocks for images (C, H, W)."""
+    if len(input_shape) != 3 or min(input_shape[1:]) < 4:
+        raise SplitcastError(
+            f"input_shape: {tuple(input_shape)}; this model takes channels, height and width, of 4 pixels at least"
+        )
     depth, height, width = input_shape
     flat = channels[1] * (height // 4) * (width // 4)
     blocks: list[nn.Module] = [

@@ -58,7 +58,8 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         for stage in timed.stages:
             who = list(stage.stage.clients)
             busy[who, : len(PARTS)] += np.stack([stage.part(name).sum(0) for name in PARTS], axis=-1)
-        total += _with_rest(busy, float(timed.seconds.sum()), {n for stage in stages for n in stage.clients})
+        working = {n for stage in stages if stage.uplink_bits and stage.name != "re-cut" for n in stage.clients}
+        total += _with_rest(busy, float(timed.seconds.sum()), working)
     mean = total.T / len(records)  # (7, N)
     return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch)
 

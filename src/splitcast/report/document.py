@@ -74,6 +74,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "wall_seconds": summary.get("wall_seconds"),
         "recorded_command": summary.get("command"),
         "command": train_command(run.config),
+        "own": summary.get("own", []),
     }
 
 

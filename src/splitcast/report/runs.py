@@ -1,5 +1,6 @@
 """The runs that a report is about."""
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +35,13 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Every run of ``paths``, each a run folder or a folder of run folders."""
     if not paths:
         raise SplitcastError("runs: none given; name a run folder, or a folder of run folders")
-    folders = list(dict.fromkeys(folder for path in paths for folder in _folders(path)))
-    return [_read(folder, name) for folder, name in zip(folders, names(folders), strict=True)]
+    by_place = {folder.resolve(): folder for path in paths for folder in _folders(path)}
+    folders = list(by_place.values())
+    begun = [folder for folder in folders if not _is_empty(folder)] or folders
+    for folder in folders:
+        if folder not in begun:
+            warnings.warn(f"run: {folder} has no finished round yet and is left out", stacklevel=2)
+    return [_read(folder, name) for folder, name in zip(begun, names(begun), strict=True)]
 
 
 def names(folders: Sequence[Path]) -> list[str]:
@@ -61,6 +67,11 @@ def _folders(path: Path) -> list[Path]:
     if not inside:
         raise SplitcastError(f"run: {path} is not a run folder and holds none (no config.toml)")
     return inside
+
+
+def _is_empty(path: Path) -> bool:
+    file = RunFolder(path).rounds_file
+    return not file.is_file() or not file.stat().st_size
 
 
 def _is_run(path: Path) -> bool:

@@ -476,7 +476,9 @@ function command(words) {
 }
 function drawAgain() {
   for (const run of data.runs) {
-    byId("again").append(el("h3", {}, run.name), command(run.command),
+    byId("again").append(el("h3", {}, run.name),
+      run.own.length ? el("p", { class: "note" }, `Trained from Python with ${run.own.join(" and ")} of its own: the command alone does not repeat it.`) : "",
+      command(run.command),
       run.recorded_command ? el("details", {}, el("summary", {}, "Command line as recorded"), el("pre", { class: "recorded", tabindex: "0" }, run.recorded_command)) : "",
       el("details", {}, el("summary", {}, "config.toml"), el("pre", { tabindex: "0" }, run.toml)));
   }
