@@ -71,15 +71,10 @@ class Study:
         config = self.config(**values)
         rounds, name = config.train.rounds, name_of(config)
         folder = RunFolder(self.out / "runs" / name)
-        if known := folder.config_file.is_file():
-            done = folder.config().train.rounds
-            if done < rounds:
-                folder.summary_file.unlink(missing_ok=True)
-                folder.reconfigure(config)
-            elif done > rounds:
-                config = with_values(config, rounds=done)
-        if not folder.summary_file.is_file():
-            train(config, folder.path, resume=known, on_round=self.watch(name, config), images=self.images)
+        done = folder.config().train.rounds if folder.config_file.is_file() else 0
+        config = with_values(config, rounds=max(rounds, done))
+        if done < rounds or not folder.summary_file.is_file():
+            train(config, folder.path, resume=done > 0, on_round=self.watch(name, config), images=self.images)
         return folder.rounds()[:rounds]
 
     def learned(self, config: Config) -> tuple[Path, dict[str, Any]]:
