@@ -49,6 +49,7 @@ def draw(study: Study) -> Drawn:
         "The paper draws accuracy against latency for Algorithm 1 and for fixed and random cuts, each with optimal and "
         "fixed resources: Algorithm 1 is leftmost. The fixed cut is not stated there; here are 1 and 2. Γ(φ(v)) is "
         "measured at the start. Where Algorithm 1 finds one cut best in every round, its line is that of the fixed cut."
+        + (" One seed." if len(seeds) == 1 else "")
     )
     return Drawn(caption, rows, figure, claims)
 
