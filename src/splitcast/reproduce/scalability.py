@@ -58,7 +58,7 @@ def draw(study: Study) -> Drawn:
     ]
     caption = (
         "The paper argues this from Theorem 1 without a figure. One seed. Left: trainings of equal length, each client "
-        "with its own b samples per step. Right: the bound with L, σ², Γ and the initial loss measured at the start, for "
+        "with its own b samples per step. Right: the bound with L, σ², Γ and the first loss measured at the start, for "
         "so many rounds T that the theorem admits these N: of use for its shape."
     )
     return Drawn(caption, rows, figure, claims)
