@@ -20,7 +20,7 @@ from splitcast.engine.step import Descent, Pass, client_backward, server_pass
 from splitcast.engine.wire import Message, Refused, opened, opened_params, sealed, sealed_labels, sealed_params
 from splitcast.models import build
 from splitcast.schemes.feedback import Basis
-from splitcast.schemes.schemes import Scheme, scheme
+from splitcast.schemes.schemes import scheme
 from splitcast.seeds import stream, torch_seed
 from splitcast.split import Params, block_of
 
@@ -70,7 +70,7 @@ class Site:
         """Take part in a run as client number ``client`` of ``clients``."""
         self.config = from_toml(config, "configuration from the server")
         self.client, self.clients, self.classes = client, clients, classes
-        self._scheme, seed = scheme(self.config.split), self.config.train.seed
+        self.scheme, seed = scheme(self.config.split), self.config.train.seed
         self.model = build(self.config.model.arch, input_shape, classes, torch_seed(seed, "model"))
         self.x, self.y = self._rows(config, client)
         if tuple(self.x.shape[1:]) != tuple(input_shape):
@@ -83,11 +83,6 @@ class Site:
         self.half, self.cut, self._sent = Half({}), 0, None
         self.keeper = self._make_keeper(run)
         return {"rows": len(self.y)}
-
-    @property
-    def scheme(self) -> Scheme:
-        """The scheme, as it runs at the present cut."""
-        return self._scheme.at(self.cut)
 
     @timed
     def restore(self, cut: int, round_: int) -> Answer:
@@ -123,7 +118,7 @@ class Site:
         self._expect(cut)
         sent, labels = self._pass(round_, step)
         self._sent = ((round_, step), sent)
-        smashed = sealed(sent.output.detach()[0], self.scheme.uplink)
+        smashed = sealed(sent.output.detach()[0], self.scheme.at(self.cut).uplink)
         return {"smashed": smashed, "labels": sealed_labels(labels[0], self.classes)}
 
     @timed
@@ -133,11 +128,12 @@ class Site:
             raise Refused(f"backward: round {round_} step {step} had no forward pass here")
         (_, sent), self._sent = self._sent, None
         shape = (self.config.train.batch, *self.model.smashed_shape(self.cut))
-        feedback = self.scheme.feedback
+        here = self.scheme.at(self.cut)
+        feedback = here.feedback
         highest = feedback.rank if isinstance(feedback, Basis) else 0
         if not 0 <= rank <= highest:
             raise Refused(f"basis: has rank {rank}, more than {highest}")
-        layout = feedback.layout(shape, self.scheme.downlink, rank)
+        layout = feedback.layout(shape, here.downlink, rank)
         if not isinstance(messages, list | tuple) or len(messages) != len(layout):
             raise Refused(f"feedback: is not a list of {len(layout)} messages")
         parts = [opened(m, part.kind, part.codec, part.shape) for m, part in zip(messages, layout, strict=True)]
