@@ -443,7 +443,7 @@ def test_cvxpy_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(name)
 
     monkeypatch.setattr(reference, "import_module", missing)
-    with pytest.raises(SplitcastError, match=r"splitcast\[verify\]"):
+    with pytest.raises(SplitcastError, match=r"extra `verify`"):
         solve_cvxpy(**random_stage(np.random.default_rng(12), (51,)))
 
 

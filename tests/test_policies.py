@@ -245,7 +245,7 @@ def test_a_huge_weight_on_gamma_keeps_the_cut_shallow():
         (["--policy", "fixed:1", "--epsilon", "0.1"], ["cut", "1", "epsilon 0.1"]),
         (["--policy", "nosuchmodule:f"], ["policy", "cannot import 'nosuchmodule:f'"]),
         (["--policy", f"{__name__}:nothing"], ["policy", "cannot import"]),
-        (["--policy", f"{__name__}:NOT_A_FUNCTION"], ["policy", "int, not a function"]),
+        (["--policy", f"{__name__}:NOT_A_FUNCTION"], ["policy", "is not a function of 1 argument"]),
         (["--policy", "greedy", "--scheme", "fl"], ["policy", "fl has no cut"]),
         (["--policy", "greedy", "--epsilon", "0.7"], ["epsilon", "0.7", "largest feasible"]),
         (
