@@ -147,7 +147,9 @@ def test_claims_of_fig3_can_fail(tmp_path, sfl, by_cut, verdicts):
 )
 def test_claims_of_basis_can_fail(tmp_path, accuracy, megabytes, expected):
     ends = {("sfl", 1): (0.9, 30.0), ("sfl-ga", 1): (0.9, 20.0), ("sfl-gb", 1): (accuracy, megabytes)}
-    assert {claim.verdict for claim in FIGURES["basis"](told(tmp_path, ends)).claims} == {expected}
+    claims = FIGURES["basis"](told(tmp_path, ends)).claims
+    assert {claim.verdict for claim in claims} == {expected}
+    assert all(("sfl-gb does not get there" in claim.measured) == (accuracy < 0.9) for claim in claims)
 
 
 def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
