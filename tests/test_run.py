@@ -116,7 +116,7 @@ def test_resume_without_a_checkpoint_starts_over(tmp_path):
 def test_a_run_goes_on_as_it_began(tmp_path):
     train(with_values(QUICK, rounds=2), str(tmp_path))
     with pytest.raises(SplitcastError, match="was begun with lr = .*, not lr = 0.5"):
-        train(with_values(QUICK, rounds=2, lr=0.5), tmp_path, resume=True)
+        train(with_values(QUICK, lr=0.5), tmp_path, resume=True)
     with pytest.raises(SplitcastError, match="rounds = 2, not rounds = 1"):
         train(with_values(QUICK, rounds=1), tmp_path, resume=True)
     assert losses(train(QUICK, tmp_path, resume=True)) == losses(train(QUICK))
@@ -132,6 +132,7 @@ def test_a_run_goes_on_with_its_own_data_only(tmp_path):
     assert RunFolder(tmp_path).summary()["own"] == ["images"]
     with pytest.raises(SplitcastError, match="was trained on other data"):
         train(QUICK, tmp_path, resume=True)
+    assert RunFolder(tmp_path).summary()["rounds"] == RunFolder(tmp_path).config().train.rounds == 4
     assert losses(train(QUICK, tmp_path, resume=True, images=mine)) == losses(train(QUICK, images=mine))
 
 

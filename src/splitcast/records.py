@@ -100,7 +100,8 @@ class RunFolder:
         self.rounds_file.touch()
 
     def reconfigure(self, config: Config) -> None:
-        """Ask something else of an existing run, such as more rounds."""
+        """Ask something else of an existing run, such as more rounds, which makes it unfinished."""
+        self.summary_file.unlink(missing_ok=True)
         write_atomically(self.config_file, to_toml(config).encode())
 
     def config(self) -> Config:

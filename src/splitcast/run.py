@@ -86,6 +86,7 @@ def train(
         records = _continue(folder, engine, samples)
         if len(records) == config.train.rounds and folder.summary_file.is_file():
             return Result(records, folder.summary(), engine)
+        folder.reconfigure(config)
     elif folder:
         folder.create(config)
         if pilot and config.policy.gamma_draws:
@@ -128,11 +129,9 @@ def train(
 def _refuse_another(folder: RunFolder, config: Config) -> None:
     """A run goes on as it began; only its number of rounds may grow."""
     begun = folder.config()
-    if begun.train.rounds < config.train.rounds and with_values(begun, rounds=config.train.rounds) == config:
-        folder.reconfigure(config)
-        folder.summary_file.unlink(missing_ok=True)
-    elif begun != config:
-        old, new = (to_toml(each).splitlines() for each in (begun, config))
+    grown = with_values(begun, rounds=max(begun.train.rounds, config.train.rounds))
+    if grown != config:
+        old, new = (to_toml(each).splitlines() for each in (grown, config))
         was, asked = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
         raise SplitcastError(f"resume: {folder.path} was begun with {was}, not {asked}; use another folder")
 
