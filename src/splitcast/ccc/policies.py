@@ -128,7 +128,8 @@ def make_policy(name: str, world: World, known: Costs, default_cut: int) -> Poli
         agent.check(world, Path(rest))
         return learned(agent)
     if kind and rest and kind not in (*plain, "clairvoyant", "ddqn"):
-        return _import(name)
+        own: Policy = imported("policy", name, takes=1)
+        return own
     raise SplitcastError(f"policy: unknown {name!r}; choose one of {', '.join(NAMES)}")
 
 
@@ -142,11 +143,6 @@ def fixed_cut(name: str, default_cut: int) -> int | None:
     if not rest.lstrip("-").isdigit():
         raise SplitcastError(f"policy: {name!r}; give the cut as a number, fixed:1")
     return int(rest)
-
-
-def _import(path: str) -> Policy:
-    found: Policy = imported("policy", path, takes=1)
-    return found
 
 
 class Pilot:

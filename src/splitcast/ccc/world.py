@@ -105,13 +105,10 @@ class World:
     def trace(self, rounds: int) -> Costs:
         """The rounds that a training with this configuration meets, each with those who take part in it."""
         known, train = self.costs(record(self.scenario.channel, rounds).gains), self.scenario.config.train
+        schemes = {cut: self.scenario.scheme.at(cut) for cut in self.cuts}
         for t in range(1, rounds + 1) if train.participation < 1 or train.dropout else ():
             who = participants(train, self.clients, t).tolist()
-            schemes = [self.scenario.scheme.at(cut) for cut in self.cuts]
-            stages = [
-                self.scenario.stages(cut, syncs=scheme.syncs(t), clients=who)
-                for cut, scheme in zip(self.cuts, schemes, strict=True)
-            ]
+            stages = [self.scenario.stages(cut, syncs=each.syncs(t), clients=who) for cut, each in schemes.items()]
             seconds = self._seconds(stages, known.gains[t - 1 : t])
             known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
         return known

@@ -34,11 +34,11 @@ def draw(study: Study) -> Drawn:
             at = [cut - 0.06 + 0.12 * k for cut in CUTS]
             look: dict[str, Any] = {"color": COLOURS[k], "marker": MARKERS[k], "linestyle": "none", "capsize": 4}
             axis.errorbar(at, ends[scheme], (below, above), label=f"{scheme}, mean and range of seeds", **look)
-            for cut, runs in zip(CUTS, every, strict=True):
-                for seed, records in zip(study.seeds, runs, strict=True):
+            for cut, runs, found in zip(CUTS, every, of_seeds, strict=True):
+                for seed, records, end in zip(study.seeds, runs, found, strict=True):
                     megabytes = sum(r.up_bytes + r.down_bytes for r in records) / 1e6
                     row = {"partition": spread, "scheme": scheme, "cut": cut, "seed": seed, "rounds": rounds}
-                    rows.append(row | {"accuracy_percent": final_accuracy([records]), "MB": megabytes})
+                    rows.append(row | {"accuracy_percent": end, "MB": megabytes})
         axis.axhline(ends["sfl"][0] - 0.5, color="0.4", linestyle=":", label="mean of sfl, less 0.5 points")
         axis.set_xticks(CUTS)
         axis.set_xlabel("cut")
