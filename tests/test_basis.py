@@ -5,8 +5,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import nn
 
 import splitcast.schemes.basis as basis_module
@@ -180,6 +181,21 @@ def test_coefficients_fit_the_rounded_basis(name):
     assert float(error) == pytest.approx(float((g - best @ rounded.double()).square().sum()), rel=1e-4)
 
 
+@example(basis=np.array([[-1.0, 3, 1], [1, 1, 1], [1, 1, 1]]), shrink=1.0, seed=0)  # singular to the last bit
+@given(
+    basis=arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.integers(-2, 2)),
+    shrink=st.sampled_from([1.0, 1e-8]),
+    seed=st.integers(0, 99),
+)
+def test_coefficients_are_the_best_for_directions_that_depend_on_each_other(basis, shrink, seed):
+    basis[-1] *= shrink
+    g = np.random.default_rng(seed).standard_normal((4, basis.shape[1]))
+    even = basis / np.maximum(abs(basis).max(1, keepdims=True), 1e-9)  # the same span
+    best = np.linalg.lstsq(even.T, g.T)[0].T @ even
+    found = fit(torch.tensor(g, dtype=torch.float32), torch.tensor(basis, dtype=torch.float32)).numpy()
+    assert np.abs(found @ basis - best).max() < 1e-4
+
+
 def test_one_reply_by_hand():
     """Two clients with one sample each, rank 1: the weighted dominant direction, and each one's share of it."""
     grads = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]]])
@@ -295,7 +311,7 @@ def test_sync_every_overrides_the_rhythm_of_a_scheme():
 def test_sfl_gb_suits_itself_to_the_cut():
     made = [scheme(SplitConfig(scheme="sfl-gb", cut=cut)) for cut in (1, 2, 3, 4)]
     assert [(one.feedback.rank, one.uplink.name, one.sync_every) for one in made] == [
-        (8, "int2", 5),
+        (8, "int2", 1),
         (32, "int2", 2),
         (32, "int8", 1),
         (32, "int8", 1),

@@ -67,14 +67,16 @@ def factorise(g: Tensor, weights: Tensor, rank: int, budget: float = 0.0) -> Fac
 def fit(g: Tensor, basis: Tensor) -> Tensor:
     """The coefficients (m, K) of least error ||g - C B||^2 for any basis (K, d), rounded ones included.
 
+    Rounding may leave directions without length or parallel ones; of the best coefficients these are the least.
+
     >>> fit(torch.tensor([[2.0, 4.0]]), torch.tensor([[1.0, 1.0]])).tolist()
     [[3.0]]
     """
     length = torch.linalg.vector_norm(basis, dim=1).clamp(min=torch.finfo(basis.dtype).tiny)
     unit = basis / length[:, None]
-    ridge = torch.finfo(basis.dtype).eps * torch.eye(len(basis), dtype=basis.dtype)  # for directions of no length
-    fitted: Tensor = torch.linalg.solve(unit @ unit.T + ridge, unit @ g.T).T / length
-    return fitted
+    noise = 10 * len(basis) * torch.finfo(basis.dtype).eps
+    inverse: Tensor = torch.linalg.pinv(unit @ unit.T, rtol=noise, hermitian=True)
+    return g @ unit.T @ inverse / length
 
 
 def _chosen(coefficients: Tensor, basis: Tensor, g: Tensor, weights: Tensor, budget: float) -> Factors:
