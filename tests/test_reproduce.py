@@ -73,6 +73,9 @@ def test_a_training_that_was_stopped_goes_on(tmp_path):
 def test_names_tell_apart_what_differs_and_join_what_does_not():
     assert name_of(TINY) == name_of(with_values(TINY, rounds=9))
     assert name_of(TINY) != name_of(with_values(TINY, lr=0.5))
+    basis = with_values(TINY, scheme="sfl-gb")
+    assert name_of(basis) == name_of(with_values(basis, rank=8, uplink_codec="int2"))
+    assert name_of(basis) != name_of(with_values(basis, rank=4))
     clever = with_values(TINY, policy="clairvoyant")
     assert name_of(clever) != name_of(with_values(clever, rounds=9)), "it plans for the number of rounds"
 

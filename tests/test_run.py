@@ -125,6 +125,18 @@ def test_a_run_goes_on_as_it_began(tmp_path):
         train(QUICK, tmp_path / "nowhere", resume=True)
 
 
+def test_a_run_of_sfl_gb_keeps_the_settings_it_chose(tmp_path):
+    basis = with_values(QUICK, scheme="sfl-gb", rounds=2)
+    train(with_values(basis, rank=3), tmp_path)
+    kept = RunFolder(tmp_path).config().split
+    assert (kept.rank, kept.sync_every, kept.uplink_codec, kept.downlink_codec) == (3, 2, "int2", "int8")
+    with pytest.raises(SplitcastError, match="was begun with rank = 3, not rank = 32"):
+        train(basis, tmp_path, resume=True)
+    moving = with_values(basis, policy="random")
+    train(moving, tmp_path / "moving")
+    assert RunFolder(tmp_path / "moving").config() == moving, "its settings follow the cut"
+
+
 def test_a_run_goes_on_with_its_own_data_only(tmp_path):
     named = data.load("mnist-mini")
     mine = data.ImageData(-named.train_x, named.train_y, named.test_x, named.test_y, named.classes, "mine")

@@ -106,8 +106,8 @@ class SplitConfig:
     drop: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """sfl-gb: share of the gradients' energy a step may drop, with as few directions as that takes."""
     sync_every: Annotated[int, Field(ge=-1)] = -1
-    """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm (sfl-gb: 5 at cut 1,
-    2 at cut 2, else 1)."""
+    """Rounds between averagings of the client halves; 0 is never, -1 is the scheme's own rhythm (sfl-gb: 2 at cut 2,
+    else 1)."""
     uplink_codec: str = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4 or int2. auto: fp32; for sfl-gb int2 up
     to cut 2, else int8."""

@@ -30,6 +30,7 @@ from splitcast.engine.simulator import RoundReport, Simulator
 from splitcast.errors import SplitcastError, one_of
 from splitcast.models import build
 from splitcast.records import RoundRecord, RunFolder
+from splitcast.schemes.feedback import Basis
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import scheme
 from splitcast.seeds import stream, torch_seed
@@ -71,6 +72,7 @@ def train(
     >>> [record.round for record in result.rounds], result.summary["rounds"]
     ([1, 2], 2)
     """
+    config = settled(config)
     images = images or data.load(config.data.dataset)
     given = {"images": images.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
@@ -128,7 +130,7 @@ def train(
 
 def _refuse_another(folder: RunFolder, config: Config) -> None:
     """A run goes on as it began; only its number of rounds may grow."""
-    begun = folder.config()
+    begun = settled(folder.config())
     grown = with_values(begun, rounds=max(begun.train.rounds, config.train.rounds))
     if grown != config:
         old, new = (to_toml(each).splitlines() for each in (grown, config))
@@ -186,6 +188,30 @@ def first_cut(config: Config) -> int:
     """The cut of the first round, unless a policy chooses it."""
     fixed = fixed_cut(config.policy.policy, config.split.cut)
     return config.split.cut if fixed is None else fixed
+
+
+def settled(config: Config) -> Config:
+    """The configuration with what sfl-gb chooses for the cut written out: a record of it does not lean on defaults.
+
+    Where a policy moves the cut, the choice moves along and stays open.
+
+    >>> gb = with_values(Config(), scheme="sfl-gb", uplink_codec="int4")
+    >>> settled(gb).split.rank, settled(gb).split.uplink_codec, settled(gb).split.downlink_codec
+    (8, 'int4', 'int8')
+    """
+    cut = fixed_cut(config.policy.policy, config.split.cut)
+    if cut is None:
+        return config
+    made = scheme(config.split).at(cut)
+    if not isinstance(made.feedback, Basis):
+        return config
+    return with_values(
+        config,
+        rank=made.feedback.rank,
+        sync_every=made.sync_every,
+        uplink_codec=made.uplink.name,
+        downlink_codec=made.downlink.name,
+    )
 
 
 def make_clock(config: Config, engine: Engine) -> RoundClock:

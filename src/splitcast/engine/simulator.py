@@ -79,7 +79,7 @@ class RoundReport:
 
 
 @torch.no_grad()
-def evaluate(model: SplitModel, params: Params, x: Tensor, y: Tensor, batch: int = 250) -> tuple[float, float]:
+def evaluate(model: SplitModel, params: Params, x: Tensor, y: Tensor, batch: int = 50) -> tuple[float, float]:
     """Loss and accuracy of a whole model."""
     loss, right = 0.0, 0
     with model.evaluating():

@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sfl-gb": {"scheme": "sfl-gb"},
     "sfl-gb, fp32": {"scheme": "sfl-gb", **PLAIN},
     **{f"sfl-gb, rank {rank}": {"scheme": "sfl-gb", "rank": rank} for rank in (1, 4, 32)},
-    **{f"sfl-gb, sync every {k}": {"scheme": "sfl-gb", "sync_every": k} for k in (1, 20)},
+    **{f"sfl-gb, sync every {k}": {"scheme": "sfl-gb", "sync_every": k} for k in (5, 20)},
 }
 
 

@@ -25,7 +25,7 @@ from splitcast.network.cell import Array
 from splitcast.network.channel import record
 from splitcast.plan import SHAPES, scenario_of
 from splitcast.records import RoundRecord, RunFolder, write_atomically
-from splitcast.run import OnRound, train
+from splitcast.run import OnRound, settled, train
 from splitcast.split import SplitModel
 
 Runs = list[list[RoundRecord]]
@@ -99,7 +99,7 @@ def name_of(config: Config) -> str:
     """
     fixed = fixed_cut(config.policy.policy, config.split.cut)
     if fixed is not None:  # other policies know how long the training is
-        config = with_values(config, rounds=Config().train.rounds)
+        config = with_values(settled(config), rounds=Config().train.rounds)
     usual = set(to_toml(Config()).splitlines())
     unusual = "\n".join(line for line in to_toml(config).splitlines() if line not in usual)
     digest = hashlib.blake2b(unusual.encode(), digest_size=5).hexdigest()

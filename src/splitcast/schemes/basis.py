@@ -75,8 +75,8 @@ def fit(g: Tensor, basis: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(basis, dim=1).clamp(min=torch.finfo(basis.dtype).tiny)
     unit = basis / length[:, None]
     noise = 10 * len(basis) * torch.finfo(basis.dtype).eps
-    inverse: Tensor = torch.linalg.pinv(unit @ unit.T, rtol=noise, hermitian=True)
-    return g @ unit.T @ inverse / length
+    fitted: Tensor = g @ unit.T @ torch.linalg.pinv(unit @ unit.T, rtol=noise, hermitian=True) / length
+    return fitted
 
 
 def _chosen(coefficients: Tensor, basis: Tensor, g: Tensor, weights: Tensor, budget: float) -> Factors:

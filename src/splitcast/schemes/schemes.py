@@ -73,7 +73,7 @@ class Scheme:
 
 def _basis_broadcast(config: SplitConfig) -> Scheme:
     """What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1."""
-    uplink, rank, sync_every = {1: ("int2", 8, 5), 2: ("int2", 32, 2)}.get(config.cut, ("int8", 32, 1))
+    uplink, rank, sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(config.cut, ("int8", 32, 1))
     return Scheme(
         "sfl-gb",
         Basis(config.rank or rank, config.drop),
