@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from splitcast.cli import COMMANDS, main
+from splitcast.options import DeployOptions
 from splitcast.records import RunFolder
 
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
@@ -231,6 +232,4 @@ def test_the_set_of_training_options_is_guarded():
 
 def test_the_set_of_deploy_options_is_guarded():
     """A new option is a decision: add it here too."""
-    from splitcast.cli import DeployOptions
-
     assert list(DeployOptions.__dataclass_fields__) == ["action", "file", "folder", "only", "out", "resume", "output"]

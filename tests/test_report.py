@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from splitcast.cli import TrainOptions, main, parse
+from splitcast.cli import main, parse
 from splitcast.compare import rows
 from splitcast.config import Config, with_values
 from splitcast.errors import SplitcastError
 from splitcast.figures import COLOURS
+from splitcast.options import TrainOptions
 from splitcast.records import RoundRecord, RunFolder
 from splitcast.report import write_report
 from splitcast.report.clients import breakdown, held_up

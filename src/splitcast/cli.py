@@ -7,15 +7,27 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
-from splitcast.config import Config, LearnConfig, load
+from splitcast.config import Config, load
 from splitcast.errors import SplitcastError
+from splitcast.options import (
+    BenchOptions,
+    CompareOptions,
+    DataOptions,
+    DeployOptions,
+    LearnOptions,
+    PlanOptions,
+    ProfileOptions,
+    ReportOptions,
+    ReproduceOptions,
+    TrainOptions,
+)
 
 HELP = """\
 splitcast trains a model in two halves, across many clients and one server, and counts what it costs.
@@ -40,162 +52,6 @@ examples:
   splitcast train --policy greedy --epsilon 0.001
   splitcast train --config my.toml --lr 0.1
 """
-
-
-@dataclass(frozen=True)
-class Output:
-    """What is printed."""
-
-    quiet: bool = False
-    """No progress, only the result."""
-    json: bool = False
-    """The result as JSON on stdout, nothing else."""
-
-
-@dataclass(frozen=True)
-class TrainOptions:
-    """Train one scheme. Options override the values of --config FILE."""
-
-    settings: Config = field(default_factory=Config)
-    out: Path | None = None
-    """Run folder; must be new. Default: runs/<time>-<scheme>."""
-    resume: Path | None = None
-    """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
-    tensorboard: bool = False
-    """Also write TensorBoard events beside the run folder, into <folder>-events (needs the extra `track`)."""
-    output: Output = field(default_factory=Output)
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """Train several schemes with the same data and seeds. Finished runs in --out are kept, stopped ones go on. Options
-    override the values of --config FILE."""
-
-    schemes: Annotated[tuple[str, ...], tyro.conf.Positional] = ("sfl-ga", "sfl", "psl")
-    """Schemes to compare."""
-    settings: Config = field(default_factory=Config)
-    out: Path = Path("runs/compare")
-    """Folder for one run folder per scheme and the figure."""
-    target: float | None = None
-    """Accuracy (0..1) for the columns "to target". Default: the highest whole per cent every scheme reaches."""
-    output: Output = field(default_factory=Output)
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line.
-    Options override the values of --config FILE."""
-
-    settings: Config = field(default_factory=Config)
-    draws: int = 100
-    """Channel draws to average over: the first rounds of a training with these settings."""
-    input_shape: tuple[int, ...] = ()
-    """Shape of one sample. Default: the data set's."""
-    classes: int | None = None
-    """Number of labels. Default: the data set's."""
-    out: Path = Path("runs/plan")
-    """Folder for the figure (gantt.png, gantt.svg)."""
-    json: bool = False
-    """Print JSON instead of tables."""
-
-
-@dataclass(frozen=True)
-class LearnOptions:
-    """Learn a cut policy by Algorithm 1 (DDQN) and judge it on held-out channels; --rounds is the episode's length.
-    Options override the values of --config FILE."""
-
-    settings: Config = field(default_factory=Config)
-    learning: LearnConfig = field(default_factory=LearnConfig)
-    out: Path = Path("runs/learn")
-    """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
-    output: Output = field(default_factory=Output)
-
-
-@dataclass(frozen=True)
-class ReproduceOptions:
-    """Draw the paper's figures from trainings of this machine, and judge its claims. Trainings are kept in --out and
-    shared; a reproduction that was stopped goes on where it was."""
-
-    figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation; or all."""
-    dataset: str = ""
-    """With --full: mnist (the default), fashion-mnist or cifar10."""
-    quick: bool = False
-    """Embedded data and short trainings: minutes."""
-    full: bool = False
-    """The paper's sizes: hours."""
-    seeds: int = 0
-    """Trainings per curve. Default: 3 with --full, 2 with --quick."""
-    out: Path = Path("runs/reproduce")
-    """Folder for trainings and, under the data set's name, figures (PNG, SVG, CSV), claims.md and claims.json."""
-    output: Output = field(default_factory=Output)
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """One self-contained HTML page about runs: summary, charts, latency per client, configuration, commands."""
-
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """Run folders, or folders of run folders such as `compare --out` writes."""
-    out: Path | None = None
-    """The page. Default: report.html in the first folder."""
-
-
-@dataclass(frozen=True)
-class ProfileOptions:
-    """What each cut of a model costs."""
-
-    arch: str = "cnn"
-    """cnn, cnn-small, or module:function building blocks from (input_shape, classes)."""
-    input_shape: tuple[int, ...] = (1, 28, 28)
-    """Shape of one sample."""
-    classes: int = 10
-    """Number of labels."""
-    json: bool = False
-    """Print JSON instead of a table."""
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Fetch data sets, or list what is there."""
-
-    action: Annotated[str, tyro.conf.Positional]
-    """get or list."""
-    name: Annotated[str, tyro.conf.Positional] = ""
-    """mnist, fashion-mnist or cifar10."""
-    cache: Path | None = None
-    """Cache folder. Default: $SPLITCAST_DATA, else ~/.cache/splitcast."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Speed as ratios measured in one run, medians of interleaved repetitions."""
-
-    what: Annotated[str, tyro.conf.Positional]
-    """engine, allocate, gb, ccc or flare."""
-    repeats: int = 7
-    """Interleaved repetitions per figure."""
-    json: bool = False
-    """Print one list of {"name", "value", "unit"} rows."""
-
-
-@dataclass(frozen=True)
-class DeployOptions:
-    """Train on real sites: init FILE, start, stop, status, run CONFIG (docs/deployment.md). Needs extra `deploy`."""
-
-    action: Annotated[str, tyro.conf.Positional]
-    """init, start, stop, status or run."""
-    file: Annotated[Path | None, tyro.conf.Positional] = None
-    """init: the deployment file. run: the configuration of the training."""
-    folder: Path = Path("deployment")
-    """Where the start-up kits are."""
-    only: tuple[str, ...] = ()
-    """start, stop: only the server or these sites."""
-    out: Path | None = None
-    """run: run folder; must be new. Default: runs/<time>-<scheme>."""
-    resume: Path | None = None
-    """run: go on with this run folder from its last checkpoint; takes no configuration."""
-    output: Output = field(default_factory=Output)
 
 
 def train(options: TrainOptions) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -16,18 +15,10 @@ from splitcast import compare as comparison
 from splitcast.bench import Row as BenchRow
 from splitcast.config import Config
 from splitcast.errors import SplitcastError
+from splitcast.options import Output
 from splitcast.records import RoundRecord, RunFolder
 from splitcast.run import OnRound, train
 from splitcast.split import SplitModel
-
-
-class Output(Protocol):
-    """How much to print."""
-
-    @property
-    def quiet(self) -> bool: ...
-    @property
-    def json(self) -> bool: ...
 
 
 class Watch:
@@ -99,7 +90,7 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
     if tensorboard:
         watchers.append(_tensorboard(folder))
     watch = Watch()
-    if not (output.quiet or output.json):
+    if not output.silent:
         watchers.append(watch(config.split.scheme, config, before))
 
     def on_round(record: RoundRecord) -> None:
@@ -129,8 +120,11 @@ def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: fl
     comparison.check_target(target)
     watch = Watch()
     with watch:
-        silent = output.quiet or output.json
-        runs = comparison.compare(config, schemes, out) if silent else comparison.compare(config, schemes, out, watch)
+        runs = (
+            comparison.compare(config, schemes, out)
+            if output.silent
+            else comparison.compare(config, schemes, out, watch)
+        )
     target, rows = comparison.rows(runs, target)
     if output.json:
         print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from splitcast.config import Config, load
 from splitcast.errors import SplitcastError, one_of
+from splitcast.options import Output
 from splitcast.records import RoundRecord, RunFolder
-from splitcast.show import Output, Watch
+from splitcast.show import Watch
 
 ACTIONS = ("init", "start", "stop", "status", "run")
 
@@ -86,18 +87,17 @@ def _run(file: Path | None, folder: Path, out: Path | None, resume: Path | None,
     from splitcast.deploy.supervise import supervise
 
     config, out = _what(file, out, resume)
-    silent = output.quiet or output.json
     watch = Watch()
     show = watch(config.split.scheme, config)
 
     def on_round(record: RoundRecord) -> None:
-        if not silent:
+        if not output.silent:
             show(record)
             for name, reason in (record.failures or {}).items():
                 watch.progress.console.print(f"round {record.round}: {name}: {reason}", highlight=False)
 
     def note(text: str) -> None:
-        if not silent:
+        if not output.silent:
             watch.progress.console.print(text, highlight=False)
 
     with watch:

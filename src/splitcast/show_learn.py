@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -12,16 +11,8 @@ from rich.table import Table
 from splitcast.config import Config, LearnConfig, with_values
 from splitcast.figures_learn import plot_learning
 from splitcast.learn import Learned, flat_after, learn_policy
+from splitcast.options import Output
 from splitcast.report.document import train_command
-
-
-class Output(Protocol):
-    """How much to print."""
-
-    @property
-    def quiet(self) -> bool: ...
-    @property
-    def json(self) -> bool: ...
 
 
 def run_learning(config: Config, settings: LearnConfig, out: Path, output: Output) -> None:
@@ -31,7 +22,7 @@ def run_learning(config: Config, settings: LearnConfig, out: Path, output: Outpu
     task = bar.add_task("learning", total=settings.episodes, status="")
 
     def show(done: int, reward: float) -> None:
-        if not (output.quiet or output.json):
+        if not output.silent:
             bar.start()  # not before the first episodes: bad input must print one line and nothing else
             bar.update(task, completed=done, status=f"reward per round {reward:9.3f}")
 

@@ -11,9 +11,10 @@ from rich.table import Table
 
 from splitcast.config import Config, with_values
 from splitcast.errors import SplitcastError, one_of
+from splitcast.options import Output
 from splitcast.reproduce import FIGURES, claims
 from splitcast.reproduce.study import Study
-from splitcast.show import Output, Watch
+from splitcast.show import Watch
 
 FULL = ("mnist", "fashion-mnist", "cifar10")
 
@@ -28,13 +29,12 @@ def run_reproduction(
     if not names:
         raise SplitcastError(f"figure: name at least one of {', '.join(FIGURES)}, or all")
     watch = Watch()
-    silent = output.quiet or output.json
     study, flags = make_study(dataset, quick, full, seeds, out)
-    if not silent:
+    if not output.silent:
         study = replace(study, watch=watch.briefly)
     _ = study.images  # a data set that is not there is refused before anything is trained
     folder = out / study.base.data.dataset
-    console, rows = Console(stderr=True, quiet=silent), []
+    console, rows = Console(stderr=True, quiet=output.silent), []
     with watch:
         for name in names:
             started, command = time.perf_counter(), f"splitcast reproduce {name} {flags}"
