@@ -165,10 +165,10 @@ def test_train_with_flags_over_a_config_file(capsys, tmp_path):
 
 
 def test_compare_writes_runs_and_figure_and_skips_finished_ones(capsys, tmp_path):
-    args = ["compare", "sfl-ga", "sfl", "fl", *TINY, "--out", str(tmp_path), "--json"]
+    args = ["compare", "sfl-gb", "sfl", "fl", *TINY, "--out", str(tmp_path), "--json"]
     main(args)
     first = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in first["rows"]] == ["sfl-ga", "sfl", "fl"]
+    assert [row["name"] for row in first["rows"]] == ["sfl-gb", "sfl", "fl"]
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
     stamp = (tmp_path / "sfl" / "summary.json").stat().st_mtime_ns
     (tmp_path / "fl" / "summary.json").unlink()

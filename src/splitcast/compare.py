@@ -6,11 +6,11 @@ from itertools import accumulate
 from pathlib import Path
 
 from splitcast import data
-from splitcast.config import Config, to_toml, with_values
+from splitcast.config import Config, with_values
 from splitcast.errors import SplitcastError
 from splitcast.figures import plot_comparison
 from splitcast.records import RoundRecord, RunFolder
-from splitcast.run import OnRound, make_clock, make_pilot, make_simulator, train
+from splitcast.run import OnRound, make_clock, make_pilot, make_simulator, settled, train
 
 Watch = Callable[[str, Config], OnRound | None]
 
@@ -41,7 +41,7 @@ def compare(
     if RunFolder(out).config_file.is_file():
         raise SplitcastError(f"out: {out} is a run itself; choose another folder")
     images = data.load(config.data.dataset)
-    configs = {name: with_values(config, scheme=name) for name in schemes}
+    configs = {name: settled(with_values(config, scheme=name)) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
         simulator = make_simulator(each, images)
         make_pilot(each, simulator, make_clock(each, simulator), images)
@@ -49,7 +49,7 @@ def compare(
     for name, each in configs.items():
         folder = RunFolder(out / name)
         known = folder.config_file.is_file()
-        if known and to_toml(folder.config()) != to_toml(each):
+        if known and settled(folder.config()) != each:
             raise SplitcastError(f"out: {folder.path} holds a run with another configuration; choose another folder")
         if not known and folder.path.is_dir() and any(folder.path.iterdir()):
             raise SplitcastError(f"out: {folder.path} holds something else; choose another folder")
