@@ -116,8 +116,12 @@ class Told(Study):
     """A study whose trainings end as it is told."""
 
     def runs(self, **values):
+        return [self.run(**values)]
+
+    def run(self, **values):
         accuracy, megabytes = self.ends[values["scheme"], values.get("cut", 1)]
-        return [[record(1, accuracy, megabytes)]]
+        more = [record(t, accuracy + 0.4, megabytes) for t in range(9, values.get("rounds", 8) + 1)]
+        return [record(8, accuracy, megabytes), *more]
 
 
 def told(tmp_path, ends):
@@ -140,19 +144,21 @@ def test_claims_of_fig3_can_fail(tmp_path, sfl, by_cut, verdicts):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "megabytes", "expected"),
+    ("accuracy", "megabytes", "expected", "said"),
     [
-        (0.9, 1.0, "holds"),
-        (0.9, 3.0, "holds in order, not in size"),
-        (0.9, 40.0, "does not hold"),
-        (0.5, 1.0, "does not hold"),
+        (0.9, 1.0, "holds", "sfl 30.0x, sfl-ga never there, over 15.0x"),
+        (0.9, 2.0, "holds in order, not in size", "sfl 15.0x, sfl-ga never there, over 7.5x"),
+        (0.9, 40.0, "does not hold", "sfl 0.8x, sfl-ga never there, over 0.4x"),
+        (0.5, 1.0, "holds in order, not in size", "sfl 15.0x, sfl-ga never there, over 7.5x"),
+        (0.1, 1.0, "does not hold", "sfl-gb does not get there in 12 rounds"),
     ],
 )
-def test_claims_of_basis_can_fail(tmp_path, accuracy, megabytes, expected):
-    ends = {("sfl", 1): (0.9, 30.0), ("sfl-ga", 1): (0.9, 20.0), ("sfl-gb", 1): (accuracy, megabytes)}
+def test_claims_of_basis_can_fail(tmp_path, accuracy, megabytes, expected, said):
+    """Who is not there goes on to round 12, and the bytes of round 9 count."""
+    ends = {("sfl", 1): (0.9, 30.0), ("sfl-ga", 1): (0.5, 15.0), ("sfl-gb", 1): (accuracy, megabytes)}
     claims = FIGURES["basis"](told(tmp_path, ends)).claims
     assert {claim.verdict for claim in claims} == {expected}
-    assert all(("sfl-gb does not get there" in claim.measured) == (accuracy < 0.9) for claim in claims)
+    assert {claim.measured for claim in claims} == {said}
 
 
 def test_every_figure_has_files_and_a_caption(drawn, tmp_path):

@@ -1,11 +1,15 @@
-"""SFL-GB against SFL and SFL-GA: bytes to the same accuracy, IID and with two classes per client."""
+"""SFL-GB against SFL and SFL-GA: bytes to the same accuracy, IID and with two classes per client.
+
+All train for the same rounds. Where a seed of SFL-GB is not at the target by then it goes on, half as long again at
+most, and its bytes count. Others do not: what they sent until then is less than they need.
+"""
 
 from typing import Any
 
 import numpy as np
 
 from splitcast.records import RoundRecord
-from splitcast.reproduce.draw import Claim, Drawn, Reach, Row, accuracy, final_accuracy, panels, to_target, verdict
+from splitcast.reproduce.draw import Claim, Drawn, Row, accuracy, final_accuracy, panels, to_target, verdict
 from splitcast.reproduce.study import Runs, Study
 
 SCHEMES = ("sfl", "sfl-ga", "sfl-gb")
@@ -26,29 +30,25 @@ def draw(study: Study) -> Drawn:
         axis.set_xscale("log")
         axis.set_title(f"{study.base.data.dataset}, {spread}")
         target = study.target or target_of(series["sfl"])
-        spent = {scheme: to_target(runs, target) for scheme, runs in series.items()}
+        going_on = {"scheme": "sfl-gb", "rounds": rounds * 3 // 2, **values}
+        reaching = series | {
+            "sfl-gb": [
+                records if to_target([records], target) else study.run(seed=seed, **going_on)
+                for seed, records in zip(study.seeds, series["sfl-gb"], strict=True)
+            ]
+        }
         for scheme, runs in series.items():
             rows.append(
                 {"partition": spread, "scheme": scheme, "target_percent": 100 * target, "seeds": len(runs)}
-                | reach_row(runs, target)
+                | reach_row(reaching[scheme], target)
                 | {"accuracy_after": final_accuracy(runs), "rounds_run": rounds}
                 | traffic(runs[0])
             )
-        less = {name: _times_fewer(spent[name], spent["sfl-gb"]) for name in ("sfl", "sfl-ga")}
-        end = final_accuracy(series["sfl-gb"])
-        claims.append(
-            Claim(
-                f"ours, {spread}: at least 20x fewer bytes than SFL and 10x fewer than SFL-GA to {100 * target:.1f} %",
-                ", ".join(f"{name} {_times(ratio)}" for name, ratio in less.items())
-                if spent["sfl-gb"]
-                else f"sfl-gb does not get there in {rounds} rounds: it ends at {end:.1f} %",
-                verdict(
-                    spent["sfl-gb"] is not None and all(ratio is None or ratio > 1 for ratio in less.values()),
-                    all(ratio is None or ratio >= least for ratio, least in zip(less.values(), (20, 10), strict=True)),
-                ),
-            )
-        )
-    caption = "Not in the paper. Accuracy against all bytes on the air; the table is the CSV file."
+        claims.append(_claim(spread, reaching, target))
+    caption = (
+        f"Not in the paper. Accuracy against all bytes on the air in {rounds} rounds. For the table, the CSV file, seeds of "
+        "sfl-gb that are not at the target go on, half as long again at most."
+    )
     return Drawn(caption, rows, figure, claims)
 
 
@@ -71,9 +71,22 @@ def traffic(records: list[RoundRecord]) -> dict[str, object]:
     return {f"{kind}_MB": float(np.mean([r.kinds.get(kind, 0) for r in records])) / 1e6 for kind in kinds}
 
 
-def _times_fewer(theirs: Reach | None, ours: Reach | None) -> float | None:
-    return theirs.megabytes / ours.megabytes if theirs and ours else None
+def _claim(spread: str, series: dict[str, Runs], target: float) -> Claim:
+    wanted = f"ours, {spread}: at least 20x fewer bytes than SFL and 10x fewer than SFL-GA to {100 * target:.1f} %"
+    ours = to_target(series["sfl-gb"], target)
+    if ours is None:
+        last = max(records[-1].round for records in series["sfl-gb"])
+        return Claim(wanted, f"sfl-gb does not get there in {last} rounds", verdict(False))
+    less = {name: _bytes(series[name], target) / ours.megabytes for name in ("sfl", "sfl-ga")}
+    there = {name: to_target(series[name], target) is not None for name in less}
+    said = [f"{name} {'' if there[name] else 'never there, over '}{ratio:.1f}x" for name, ratio in less.items()]
+    return Claim(wanted, ", ".join(said), verdict(min(less.values()) > 1, less["sfl"] >= 20 and less["sfl-ga"] >= 10))
 
 
-def _times(ratio: float | None) -> str:
-    return "never gets there" if ratio is None else f"{ratio:.1f}x"
+def _bytes(runs: Runs, target: float) -> float:
+    """MB to the target, mean over seeds; one that never gets there counts with all it sent."""
+    spent = []
+    for records in runs:
+        reach = to_target([records], target)
+        spent.append(reach.megabytes if reach else sum(r.up_bytes + r.down_bytes for r in records) / 1e6)
+    return float(np.mean(spent))
