@@ -46,7 +46,7 @@ def draw(study: Study) -> Drawn:
             )
         claims.append(_claim(spread, reaching, target))
     caption = (
-        f"Not in the paper. Accuracy against all bytes on the air in {rounds} rounds. For the table, the CSV file, seeds of "
+        f"Not in the paper. Accuracy against all bytes on the air in {rounds} rounds. For the table (CSV), seeds of "
         "sfl-gb that are not at the target go on, half as long again at most."
     )
     return Drawn(caption, rows, figure, claims)
