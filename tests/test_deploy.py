@@ -101,10 +101,9 @@ def lab(live, tmp_path_factory):
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", SCHEMES)
 def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
-    settings = with_values(CONFIG, scheme=name)
-    here = train(settings, tmp_path / "run")
+    here = train(with_values(CONFIG, scheme=name), tmp_path / "run")
     there = RunFolder(lab / name)
-    assert there.config() == settings and there.summary()["rounds"] == 10
+    assert there.config() == RunFolder(tmp_path / "run").config() and there.summary()["rounds"] == 10
     for ours, theirs in zip(there.rounds(), here.rounds, strict=True):
         assert (ours.up_bytes, ours.down_bytes, ours.kinds) == (theirs.up_bytes, theirs.down_bytes, theirs.kinds)
         assert ours.latency_s == theirs.latency_s and ours.cut == theirs.cut
