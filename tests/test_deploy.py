@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("nvflare")
 import psutil
 
-from flare_lab import LIES, SCHEMES
+from flare_lab import LIES, SCHEMES, comparable
 from splitcast.cli import main
 from splitcast.config import Config, to_toml, with_values
 from splitcast.deploy import processes, supervise
@@ -101,7 +101,7 @@ def lab(live, tmp_path_factory):
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", SCHEMES)
 def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
-    here = train(with_values(CONFIG, scheme=name), tmp_path / "run")
+    here = train(comparable(CONFIG, name), tmp_path / "run")
     there = RunFolder(lab / name)
     assert there.config() == RunFolder(tmp_path / "run").config() and there.summary()["rounds"] == 10
     for ours, theirs in zip(there.rounds(), here.rounds, strict=True):

@@ -69,7 +69,7 @@ def fit(g: Tensor, basis: Tensor) -> Tensor:
 
     Rounding may leave directions without length or parallel ones; of the best coefficients these are the least.
 
-    >>> fit(torch.tensor([[2.0, 4.0]]), torch.tensor([[1.0, 1.0]])).tolist()
+    >>> fit(torch.tensor([[2.0, 4.0]]), torch.tensor([[1.0, 1.0]])).round(decimals=4).tolist()
     [[3.0]]
     """
     length = torch.linalg.vector_norm(basis, dim=1).clamp(min=torch.finfo(basis.dtype).tiny)
