@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+QUICK := $(addprefix tests/test_,engine.py ledger.py config.py registry.py split.py codec.py seams.py latency.py)
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test quick lint bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,6 +17,9 @@ demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded dat
 
 test: $(STAMP)  ## all tests; one thread, because the models are tiny and threads only get in each other's way
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+quick: $(STAMP)  ## what a developer runs all the time: under a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK)
 
 lint: $(STAMP)  ## style, types, layers
 	$(BIN)/ruff check .

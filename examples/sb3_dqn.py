@@ -8,11 +8,12 @@ import sys
 import numpy as np
 from stable_baselines3 import DQN
 
-from splitcast.ccc.env import CutEnv
-from splitcast.ccc.scenario import Scenario
-from splitcast.ccc.world import World
-from splitcast.config import Config, with_values
-from splitcast.models import build
+from splitcast.base.config import Config, with_values
+from splitcast.cost.scenario import Scenario
+from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.env import CutEnv
+from splitcast.model import build
+from splitcast.training.task import Classification
 
 ROUNDS = 100
 
@@ -20,7 +21,8 @@ ROUNDS = 100
 def main(steps: int = 20_000, episodes: int = 10) -> float:
     """Mean cost per round of DQN over that of enumeration, minus one."""
     config = with_values(Config(), workload="paper", epsilon=1e-4)
-    world = World(Scenario.of(config, build("cnn", (1, 28, 28), 10, seed=0), classes=10), charge_moves=False)
+    model, task = build("cnn", (1, 28, 28), 10, seed=0), Classification(10)
+    world = CutCosts(Scenario.of(config, model, task), charge_moves=False)
     env = CutEnv(world, ROUNDS)
     agent = DQN(
         "MlpPolicy",

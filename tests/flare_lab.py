@@ -5,10 +5,11 @@ from pathlib import Path
 
 from nvflare.collab import collab
 
-from splitcast.config import from_toml, with_values
+from splitcast.base.config import from_toml, with_values
 from splitcast.deploy.job import Client, Trainer
-from splitcast.engine.site import Site
-from splitcast.records import RunFolder
+from splitcast.remote.flare import for_the_server
+from splitcast.remote.site import Site
+from splitcast.run.records import RunFolder
 
 SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "sl", "fl"]
 LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
@@ -25,6 +26,7 @@ class AllSchemes(Trainer):
 
     @collab.main
     def main(self):
+        self.prepare()
         config, root = from_toml(self.config), Path(self.folder)
         runs = {name: comparable(config, name) for name in SCHEMES}
         runs["lies"] = with_values(config, scheme="sfl-ga", rounds=len(LIES) + 1, seed=1)
@@ -38,12 +40,13 @@ class AllSchemes(Trainer):
 class Liar(Client):
     """Lies about its smashed data if it is site-2 and the run is the one with seed 1."""
 
-    @collab.publish
-    def forward(self, cut: int, round_: int, step: int):
-        answer = Site.forward(self, cut, round_, step)
+    @for_the_server
+    def begin(self, cut, round_, turn, messages):
+        answer = Site.begin(self, cut, round_, turn, messages)
         if self.config.train.seed != 1 or self.client != 1 or round_ > len(LIES):
             return answer
-        message = dict(answer["smashed"])
+        smashed, *others = answer["messages"]
+        message = dict(smashed)
         match LIES[round_ - 1]:
             case "NaN":
                 message["data"] = b"\xff" * len(message["data"])
@@ -55,4 +58,4 @@ class Liar(Client):
                 message["data"] += bytes(2**20)
             case "truncated":
                 message["data"] = message["data"][:100]
-        return answer | {"smashed": message}
+        return answer | {"messages": [message, *others]}

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from splitcast.ccc.allocate import Allocation, allocate, certify, equal_share
-from splitcast.ccc.problem import Problem
-from splitcast.ccc.rate import LinearRate, ShannonRate
-from splitcast.ccc.reference import solve_cvxpy
-from splitcast.errors import SplitcastError
+from splitcast.allocate.allocate import Allocation, allocate, certify, equal_share
+from splitcast.allocate.problem import Problem
+from splitcast.allocate.rate import LinearRate, ShannonRate
+from splitcast.allocate.reference import solve_cvxpy
+from splitcast.base.errors import SplitcastError
 
 B, F, N0, P = 20e6, 100e9, 10**-20.4, 10**-0.5  # Hz, FLOP/s, W/Hz, W
 Stage = dict[str, Any]
@@ -437,7 +437,7 @@ def test_cvxpy_linear_rate() -> None:
 
 
 def test_cvxpy_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import splitcast.ccc.reference as reference
+    import splitcast.allocate.reference as reference
 
     def missing(name: str) -> None:
         raise ImportError(name)

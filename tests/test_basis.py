@@ -11,22 +11,30 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 import splitcast.schemes.basis as basis_module
-from splitcast.config import SplitConfig, TrainConfig
+from splitcast.base.codec import CODECS, FP32
+from splitcast.base.config import Config, with_values
+from splitcast.base.rounding import RoundingNoise
 from splitcast.data.batches import draw_batches
 from splitcast.engine import simulator as engine_module
+from splitcast.engine.dry import dry_round
+from splitcast.engine.links import SimulatedLink
 from splitcast.engine.simulator import Simulator
+from splitcast.model.split import SplitModel
 from splitcast.schemes.basis import decomposition_flops, factorise, fit
-from splitcast.schemes.codec import CODECS, FP32
 from splitcast.schemes.feedback import Basis, Unicast
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.noise import Noise
-from splitcast.schemes.schemes import scheme
-from splitcast.schemes.stages import dry_ledger
-from splitcast.split import SplitModel
+from splitcast.schemes.schemes import make_scheme
+from splitcast.training.optimiser import make_optimiser
+from splitcast.training.task import Classification
+from stand_in import StandIn
 from test_engine import close, engine, flat, run
 
 EXACT = {"uplink_codec": "fp32", "downlink_codec": "fp32"}
 WIDTHS = [5, 4, 3, 2, 3]
+
+
+def scheme(**values):
+    return make_scheme(with_values(Config(), **values))
 
 
 def gradients(m, d, seed=0, decay=0.7):
@@ -54,10 +62,10 @@ def test_full_rank_is_unicast(cut, tau, rhythm, other):
     ours = engine("sfl-gb", cut, tau, split={"rank": 999, **split}, momentum=0.5, participation=0.8)
     theirs = engine(other, cut, tau, split=split, momentum=0.5, participation=0.8)
     assert close(run(ours, 4), run(theirs, 4))
-    report = ours.round(5)
-    assert report.rank == min(6 * 3, np.prod(ours.model.smashed_shape(cut)))
-    assert report.dropped_energy < 1e-12
-    assert theirs.round(5).rank is None and theirs.round(5).gamma is None
+    noted = ours.round(5).ledger.metrics()
+    assert noted["rank"] == min(6 * 3, np.prod(ours.model.smashed_shape(cut)))
+    assert noted["dropped_energy"] < 1e-12
+    assert theirs.round(5).ledger.metrics() == {}
 
 
 @pytest.mark.parametrize(("m", "d"), [(12, 40), (40, 12), (20, 20), (1, 9), (9, 1)])
@@ -107,10 +115,10 @@ def test_a_step_in_the_simulator_is_a_naive_loop():
         server_loss + sum(rho[n] * (s.flatten(1) * kept[6 * n : 6 * n + 6]).sum() for n, s in enumerate(smashed))
     ).backward()
     expected = torch.cat([(p - 0.1 * p.grad).detach().flatten() for p in whole.parameters()])
-    report = sim.round(1)
+    noted = sim.round(1).ledger.metrics()
     assert close(flat(sim), expected)
-    assert report.gamma == pytest.approx(dropped, rel=1e-9)
-    assert report.rank == 2
+    assert noted["gamma"] == pytest.approx(dropped, rel=1e-9)
+    assert noted["rank"] == 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,10 +148,13 @@ def test_adaptive_rank_holds_its_budget_in_every_step_of_a_training(tau):
     sim = engine("sfl-gb", 1, tau, split={"rank": 24, "drop": 0.1, "sync_every": 1, **EXACT})
     ranks = set()
     for t in range(1, 11):
-        steps = sim.round(t).ledger.truncations
-        assert len(steps) == tau
-        assert all(step.dropped <= 0.1 * step.energy for step in steps)
-        ranks |= {step.rank for step in steps}
+        ledger = sim.round(t).ledger
+        shares = ledger.notes["max_dropped_energy"]
+        assert len(shares) == len(ledger.notes["rank"]) == len(ledger.notes["gamma"]) == tau
+        assert all(share <= 0.1 for share in shares)
+        assert ledger.metrics()["dropped_energy"] == max(shares)
+        assert ledger.metrics()["gamma"] == pytest.approx(sum(ledger.notes["gamma"]) / tau)
+        ranks |= set(ledger.notes["rank"])
     assert max(ranks) < 24
 
 
@@ -174,7 +185,7 @@ def test_coefficients_fit_the_rounded_basis(name):
     g, weights = gradients(40, 200, decay=0.6)
     g, weights = g.float(), weights.float()
     found = factorise(g, weights, 6)
-    rounded = CODECS[name].through(found.basis[None], Noise(0, 1, 0).of("basis"))[0]
+    rounded = CODECS[name].through(found.basis[None], RoundingNoise(0, 1, 0).of("basis"))[0]
     error = (g - fit(g, rounded) @ rounded).square().sum()
     assert error < (g - found.coefficients @ rounded).square().sum()
     best = torch.linalg.lstsq(rounded.T.double(), g.T.double()).solution.T
@@ -200,10 +211,12 @@ def test_one_reply_by_hand():
     """Two clients with one sample each, rank 1: the weighted dominant direction, and each one's share of it."""
     grads = torch.tensor([[[2.0, 0.0]], [[0.0, 1.0]]])
     ledger = Ledger()
-    received = Basis(1).reply(grads, torch.tensor([0.5, 0.5]), FP32, ledger, [0, 1])
+    clients = StandIn([0, 1], torch.tensor([0.5, 0.5]))
+    received = Basis(1).reply(grads, clients, SimulatedLink(ledger, seed=0), FP32)
     assert torch.allclose(received, torch.tensor([[[2.0, 0.0]], [[0.0, 0.0]]]))
     assert ledger.by_kind() == {"down.basis": 8, "down.coefficients": 8}
-    assert ledger.truncations[0].dropped == pytest.approx(0.5)
+    # of 0.5 * 4 + 0.5 * 1 the smaller is dropped
+    assert ledger.metrics() == {"rank": 1, "gamma": pytest.approx(0.5), "dropped_energy": pytest.approx(0.5 / 2.5)}
 
 
 def simulator(cut, clients, batch, tau, **options):
@@ -211,11 +224,10 @@ def simulator(cut, clients, batch, tau, **options):
     blocks = [nn.Linear(a, b) for a, b in pairwise(WIDTHS)]
     rows = 4 * clients
     x, y = torch.randn(rows, WIDTHS[0]), torch.arange(rows) % 3
-    train = {name: options.pop(name) for name in ("participation", "momentum") if name in options}
     parts = np.split(np.arange(rows), clients)
-    made = scheme(SplitConfig(scheme="sfl-gb", **options))
-    train = TrainConfig(batch=batch, local_steps=tau, **train)
-    return Simulator(SplitModel(blocks, (WIDTHS[0],)), made, cut, x, y, parts, train)
+    values = {"scheme": "sfl-gb", "cut": cut, "clients": clients, "batch": batch, "local_steps": tau, **options}
+    config = with_values(Config(), **values)
+    return Simulator(config, SplitModel(blocks, (WIDTHS[0],)), Classification(3), x, y, parts)
 
 
 def message(name, rows, row):
@@ -266,9 +278,20 @@ def test_ledger_is_the_closed_form(cut, clients, batch, tau, rank, rhythm, up, d
             "down.coefficients": tau * k * message("fp32" if down == "fp32" else "fp16", batch, r),
             **({"up.model": k * model, "down.model": model} if model else {}),
         }
-        sizes = ((batch, d), 3, model // 4, ledger.messages[0].clients)
-        dry = dry_ledger(sim.scheme, *sizes, local_steps=tau, syncs=bool(model), everyone=range(clients))
+        dry = dry_round(
+            sim.scheme,
+            sim.model,
+            sim.task,
+            sim.state.placement,
+            make_optimiser(sim.config.train),
+            t,
+            ledger.messages[0].clients,
+            batch=batch,
+            steps=tau,
+            everyone=range(clients),
+        )
         assert dry.messages == ledger.messages
+        assert dry.events == ledger.events
 
 
 @pytest.mark.parametrize("name", ["sfl-gb", "sfl", "psl", "epsl", "sfl-ga", "sl"])
@@ -290,17 +313,17 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not():
 def test_integer_uplink_and_downlink_of_psl_are_right_on_average():
     """With one linear block on the client its gradient is linear in what it receives."""
     g = gradients(8, 5)[0].view(2, 4, 5).float()
-    rho = torch.tensor([0.3, 0.7])
-    seen = [Unicast().reply(g, rho, CODECS["int4"], Ledger(), [0, 1], Noise(0, t, 0)) for t in range(3000)]
+    rho, link = torch.tensor([0.3, 0.7]), SimulatedLink(Ledger(), seed=0)
+    seen = [Unicast().reply(g, StandIn([0, 1], rho, place=(t, 0)), link, CODECS["int4"]) for t in range(3000)]
     step = (g.amax(2) - g.amin(2)).max() / 15
     assert float((torch.stack(seen).mean(0) - g).abs().max()) < 5 * 0.5 * 1.02 * step / 3000**0.5
 
 
 def test_sync_every_overrides_the_rhythm_of_a_scheme():
-    assert scheme(SplitConfig(scheme="sfl")).sync_every == 1
-    assert scheme(SplitConfig(scheme="sfl", sync_every=4)).sync_every == 4
-    assert scheme(SplitConfig(scheme="sfl-ga", sync_every=2)).sync_every == 2
-    assert scheme(SplitConfig(scheme="sfl", sync_every=0)).sync_every == 0
+    assert scheme(scheme="sfl").sync_every == 1
+    assert scheme(scheme="sfl", sync_every=4).sync_every == 4
+    assert scheme(scheme="sfl-ga", sync_every=2).sync_every == 2
+    assert scheme(scheme="sfl", sync_every=0).sync_every == 0
     assert close(run(engine("sfl", 2, 1, split={"sync_every": 0})), run(engine("psl", 2, 1)))
     assert close(run(engine("psl", 2, 3, split={"sync_every": 1})), run(engine("sfl", 2, 3)))
     ledgers = [engine("psl", 1, 1, split={"sync_every": 2})]
@@ -309,19 +332,19 @@ def test_sync_every_overrides_the_rhythm_of_a_scheme():
 
 
 def test_sfl_gb_suits_itself_to_the_cut():
-    made = [scheme(SplitConfig(scheme="sfl-gb", cut=cut)) for cut in (1, 2, 3, 4)]
+    made = [scheme(scheme="sfl-gb", cut=cut) for cut in (1, 2, 3, 4)]
     assert [(one.feedback.rank, one.uplink.name, one.sync_every) for one in made] == [
         (8, "int2", 1),
         (32, "int2", 2),
         (32, "int8", 1),
         (32, "int8", 1),
     ]
-    assert scheme(SplitConfig(scheme="sfl-gb", cut=3, rank=5)).feedback.rank == 5
+    assert scheme(scheme="sfl-gb", cut=3, rank=5).feedback.rank == 5
 
 
 def test_a_users_codec_overrides_the_schemes_own():
     own, mixed, plain = (
-        scheme(SplitConfig(**split))
+        scheme(**split)
         for split in ({"scheme": "sfl-gb"}, {"scheme": "sfl-gb", "uplink_codec": "fp32"}, {"scheme": "sfl"})
     )
     assert [(s.uplink.name, s.downlink.name) for s in (own, mixed, plain)] == [
@@ -334,7 +357,7 @@ def test_a_users_codec_overrides_the_schemes_own():
 def test_the_last_cut_has_fewer_directions_than_classes():
     """Behind the cut is one linear layer: rows are (p - y) W with sum(p - y) = 0, of rank classes - 1."""
     sim = engine("sfl-gb", 4, 1, split={"rank": 2, "sync_every": 1, **EXACT})
-    assert all(sim.round(t).dropped_energy < 1e-12 for t in (1, 2, 3))
+    assert all(sim.round(t).ledger.metrics()["dropped_energy"] < 1e-12 for t in (1, 2, 3))
 
 
 def test_flops_follow_the_way_that_is_taken():
@@ -345,7 +368,7 @@ def test_flops_follow_the_way_that_is_taken():
 
 def test_smashed_data_goes_to_the_nearest_grid_point(monkeypatch):
     """No noise is drawn for it; what is smaller than half a step becomes zero."""
-    monkeypatch.setattr("splitcast.schemes.noise.stream", lambda *where: pytest.fail("noise was drawn"))
+    monkeypatch.setattr("splitcast.base.rounding.stream", lambda *where: pytest.fail("noise was drawn"))
     sim = engine("psl", 1, 1, split={"uplink_codec": "int2", "downlink_codec": "fp32"})
     seen = []
     through = type(sim.scheme.uplink).through

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitcast.cli import main
-from splitcast.config import NetworkConfig
-from splitcast.errors import SplitcastError
-from splitcast.network.cell import Cell, cell
-from splitcast.network.channel import channel, fade, path_gain, place, record
-from splitcast.network.trace import Trace
+from splitcast.base.config import NetworkConfig
+from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
+from splitcast.cost.cell import Cell, cell
+from splitcast.cost.channel import channel, fade, path_gain, place, record
+from splitcast.cost.trace import Trace
 
 
 def test_the_default_cell_is_the_papers_in_si_units():

@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
-from splitcast.cli import COMMANDS, main
-from splitcast.options import DeployOptions
-from splitcast.records import RunFolder
+from splitcast.base.codec import Labels
+from splitcast.base.config import Config, with_values
+from splitcast.cli.main import COMMANDS, main
+from splitcast.cli.options import DeployOptions
+from splitcast.run.loop import train
+from splitcast.run.records import RunFolder
+from splitcast.run.verify import verify
 
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
 
@@ -39,9 +43,12 @@ def refused(capsys, *args):
         (["--partition", "sorted"], ["partition", "'sorted'", "iid, dirichlet, shards"]),
         (["--sizes", "big"], ["sizes", "'big'", "equal, unequal"]),
         (["--uplink-codec", "int3"], ["uplink_codec", "'int3'", "fp32"]),
-        (["--downlink-codec", "int16"], ["downlink_codec", "'int16'", "auto, fp32, fp16, int8, int4, int2"]),
-        (["--rank", "-1"], ["rank", "greater than or equal to 0"]),
-        (["--drop", "1"], ["drop", "less than 1"]),
+        (["--downlink-codec", "int16"], ["downlink_codec", "'int16'", "fp32, fp16, int8, int4, int2", "auto"]),
+        (["--sfl-gb.rank", "-1"], ["rank", "greater than or equal to 0"]),
+        (["--sfl-gb.drop", "1"], ["drop", "less than 1"]),
+        (["--epsl.aggregate", "1.5"], ["aggregate", "less than or equal to 1"]),
+        (["--rank", "3"], ["--rank is now --sfl-gb.rank"]),
+        (["--drop=0.5"], ["--drop is now --sfl-gb.drop"]),
         (["--sync-every", "-2"], ["sync_every", "greater than or equal to -1"]),
         (["--scheme", "sl", "--sync-every", "3"], ["sync_every", "3", "sl"]),
         (["--client-update", "mean"], ["client_update", "'mean'", "own, identical"]),
@@ -129,7 +136,7 @@ def test_an_interrupted_training_says_how_to_go_on(capsys, tmp_path, monkeypatch
         RunFolder(folder).create(config)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("splitcast.show.train", stopped)
+    monkeypatch.setattr("splitcast.cli.show.train", stopped)
     with pytest.raises(SystemExit) as stop:
         main(["train", *TINY, "--out", str(tmp_path / "run")])
     assert stop.value.code == 130
@@ -137,7 +144,7 @@ def test_an_interrupted_training_says_how_to_go_on(capsys, tmp_path, monkeypatch
 
 
 def test_who_stops_reading_is_not_told_of_it(tmp_path):
-    command = [sys.executable, "-c", "from splitcast.cli import main; main()", "train", "--help"]
+    command = [sys.executable, "-c", "from splitcast.cli.main import main; main()", "train", "--help"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
@@ -172,16 +179,90 @@ def test_compare_writes_runs_and_figure_and_skips_finished_ones(capsys, tmp_path
     assert (tmp_path / "comparison.png").stat().st_size > 10_000
     stamp = (tmp_path / "sfl" / "summary.json").stat().st_mtime_ns
     (tmp_path / "fl" / "summary.json").unlink()
+    for file in (tmp_path / "sfl-gb").iterdir():
+        if file.name != "run.json":
+            file.unlink()  # as if killed in its first moments
     main(args)
     assert json.loads(capsys.readouterr().out) == first
     assert (tmp_path / "sfl" / "summary.json").stat().st_mtime_ns == stamp
     assert "another configuration" in refused(capsys, *args, "--lr", "0.3")
 
 
+class Guess:
+    """A task of a user's, without accuracy: which number it is, within one."""
+
+    headline = "near"
+
+    def __init__(self, classes):
+        self.target_codec = Labels(classes)
+
+    def check(self, output_shape):
+        pass
+
+    def losses(self, output, target):
+        return (output.mean(1) - target).square()
+
+    def metrics(self, output, target):
+        return {
+            "loss": float(self.losses(output, target).sum()),
+            "near": float((self.losses(output, target) < 1).sum()),
+        }
+
+
+def test_tasks_without_accuracy_are_told_by_their_measures(capsys, tmp_path):
+    task = ["--task", f"{__name__}:Guess", "--lr", "0.001"]
+    main(["train", *TINY, *task, "--quiet", "--out", str(tmp_path / "run")])
+    near = RunFolder(tmp_path / "run").summary()["test"]["near"]
+    line = capsys.readouterr().out
+    assert line.startswith("sfl-ga: loss ") and f", near {near:.4g} after 2 rounds, " in line and "%" not in line
+    refusal = refused(capsys, "compare", "sfl", *TINY, *task, "--out", str(tmp_path / "c"))
+    assert "task" in refusal and "judged by near" in refusal and not (tmp_path / "c").exists()
+
+
 def test_compare_refuses_bad_schemes_before_training(capsys, tmp_path):
     assert "'nope'" in refused(capsys, "compare", "sfl", "nope", *TINY, "--out", str(tmp_path / "c"))
     assert "once" in refused(capsys, "compare", "sfl", "sfl", *TINY, "--out", str(tmp_path / "c"))
     assert not (tmp_path / "c").exists()
+
+
+def test_resuming_drops_what_follows_the_checkpoint_whatever_it_is(capsys, tmp_path):
+    config = with_values(Config(), arch="cnn-small", rounds=4, batch=4, clients=3, checkpoint_every=2)
+
+    def stop(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", on_round=stop)
+    with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
+        file.write("broken\n")
+    main(["train", "--resume", str(tmp_path / "run")])
+    assert RunFolder(tmp_path / "run").rounds() == train(config).rounds
+    assert verify(tmp_path / "run") == []
+    sent = sum(record.bytes for record in RunFolder(tmp_path / "run").rounds()) / 1e6
+    assert f"{sent:.1f} MB" in capsys.readouterr().err, "the bar counts from the start of the run"
+
+
+def test_verify_says_what_is_wrong_with_a_run(capsys, tmp_path):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    for run in (good, bad):
+        main(["train", *TINY, "--quiet", "--out", str(run)])
+    capsys.readouterr()
+    main(["verify", str(good), str(bad)])
+    assert capsys.readouterr().out == f"{good}: ok\n{bad}: ok\n"
+    lines = (bad / "rounds.jsonl").read_text()
+    (bad / "rounds.jsonl").write_text(lines.replace('"clients": 3', '"clients": 2'))
+    (bad / "config.toml").write_text((bad / "config.toml").read_text().replace("rounds = 2", "rounds = 3"))
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(bad), str(good), str(tmp_path / "absent")])
+    captured = capsys.readouterr()
+    assert (stop.value.code, captured.err) == (1, "")
+    *problems, last, absent = captured.out.splitlines()
+    assert problems == verify(bad) and len(problems) >= 3
+    assert any("config.toml was edited" in line for line in problems)
+    assert any("rounds.jsonl line 1 does not follow" in line for line in problems)
+    assert (last, absent) == (f"{good}: ok", f"run: {tmp_path / 'absent'} is not a folder")
+    assert "name a run folder" in refused(capsys, "verify")
 
 
 def test_profile_as_table_and_json(capsys, monkeypatch):
@@ -213,19 +294,19 @@ def test_every_command_explains_itself(capsys):
 
 def test_the_set_of_training_options_is_guarded():
     """A new option is a decision: add it here too."""
-    from splitcast.config import DataConfig, ModelConfig, SplitConfig, TrainConfig
+    from splitcast.base.config import SECTIONS
 
-    names = [list(section.__dataclass_fields__) for section in (DataConfig, ModelConfig, SplitConfig, TrainConfig)]
-    assert names == [
+    guarded = ("data", "model", "split", "epsl", "sfl-gb", "train")
+    assert list(SECTIONS) == [*guarded, "network", "policy"]
+    assert [list(SECTIONS[name].__dataclass_fields__) for name in guarded] == [
         ["dataset", "clients", "partition", "alpha", "classes_per_client", "sizes"],
-        ["arch"],
+        ["arch", "task"],
+        ["scheme", "cut", "sync_every", "uplink_codec", "downlink_codec", "client_update"],
+        ["aggregate"],
+        ["rank", "drop"],
         [
-            *("scheme", "cut", "aggregate", "rank", "drop", "sync_every"),
-            *("uplink_codec", "downlink_codec", "client_update"),
-        ],
-        [
-            *("rounds", "batch", "local_steps", "lr", "momentum", "participation", "dropout"),
-            *("eval_every", "checkpoint_every", "seed", "dtype"),
+            *("rounds", "batch", "local_steps", "lr", "optimizer", "momentum", "participation", "dropout"),
+            *("eval_every", "checkpoint_every", "seed", "dtype", "device"),
         ],
     ]
 

@@ -8,15 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitcast.schemes.codec import CODECS, Integer, pack, unpack
-from splitcast.schemes.noise import NEAREST, Noise
+from splitcast.base.codec import CODECS, Integer, Labels, pack, unpack
+from splitcast.base.errors import SplitcastError
+from splitcast.base.rounding import NEAREST, RoundingNoise
+from stand_in import Nonzero
 
 INTEGERS = ["int8", "int4", "int2"]
 SHAPES = [(1, 1), (3, 7), (32, 2, 3, 3), (5,), (2, 1, 9), (4, 0), (0, 4)]
 
 
 def noise(clients=(0,), t=1, step=0, seed=0):
-    return Noise(seed, t, step).of("gradient", clients)
+    return RoundingNoise(seed, t, step).of("gradient", clients)
 
 
 def sample(shape, seed=0, scale=1.0):
@@ -55,6 +57,42 @@ def test_through_many_messages_is_encode_and_decode_of_each(name, shape, drawn):
     for at, n in enumerate(clients):
         payload = codec.encode(x[at], noise([n]) if drawn else None)
         assert torch.equal(codec.decode(payload, shape), seen[at])
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_slow_way_of_a_codec_without_a_through_of_its_own_is_the_same(name):
+    """What `Codec` makes of `encode` and `decode`, against the vectorised `through`."""
+    codec, clients = CODECS[name], [0, 1, 4]
+    x = torch.stack([sample((3, 7), n, 10.0**n) for n in clients])
+    for draw in (None, noise(clients)):
+        values, sizes = codec.measured(x, draw)
+        assert torch.equal(values, codec.through(x, draw))
+        assert sizes == [codec.nbytes((3, 7))] * 3
+
+
+def test_sizes_that_vary_are_measured():
+    x = torch.zeros(3, 2, 4)
+    x[1, 0, 3], x[2] = 7.0, 1.0
+    values, sizes = Nonzero().measured(x)
+    assert torch.equal(values, x)
+    assert sizes == [0, 5, 40]
+    assert torch.equal(Nonzero().through(x), x)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(2, 1), (256, 1), (257, 2), (65536, 2), (65537, 4)])
+def test_labels_take_the_fewest_bytes(classes, width):
+    labels, y = Labels(classes), torch.tensor([0, 1, classes - 1])
+    assert labels.nbytes((3,)) == 3 * width
+    payload = labels.encode(y)
+    assert payload.tolist() == list(b"".join(v.to_bytes(width, "little") for v in y.tolist()))
+    assert torch.equal(labels.decode(payload, (3,)), y)
+    assert torch.equal(labels.through(y[None]), y[None])
+    assert len(labels.encode(y[:0])) == labels.nbytes((0,)) == 0
+
+
+def test_labels_beyond_the_classes_are_refused():
+    with pytest.raises(SplitcastError, match="7 is not below 3"):
+        Labels(3).decode(torch.tensor([0, 7], dtype=torch.uint8), (2,))
 
 
 @given(st.sampled_from([8, 4, 2]), st.data())
@@ -158,7 +196,7 @@ def test_noise_belongs_to_the_client_whoever_else_takes_part():
 
 def test_noise_differs_between_places_and_repeats_at_one():
     draws = [
-        Noise(seed, t, i).of(kind, clients)
+        RoundingNoise(seed, t, i).of(kind, clients)
         for seed, t, i, kind, clients in [
             (0, 1, 0, "coefficients", [0]),
             (1, 1, 0, "coefficients", [0]),

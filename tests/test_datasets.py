@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
+from splitcast.base.errors import SplitcastError
 from splitcast.data import fetch, from_datasets, from_tensors, load
 from splitcast.data.catalog import (
     CIFAR_BATCHES,
@@ -28,7 +29,6 @@ from splitcast.data.catalog import (
 from splitcast.data.datasets import EMBEDDED
 from splitcast.data.embed import spread_rows
 from splitcast.data.sources import Source, debian, npm, site
-from splitcast.errors import SplitcastError
 
 
 def one_line(caught):

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from splitcast.ccc.ddqn import Agent, QNetwork, Replay, bootstrapped, learn
-from splitcast.ccc.env import Encoder, VectorCutEnv
-from splitcast.ccc.scenario import Scenario
-from splitcast.ccc.world import World
-from splitcast.config import Config, LearnConfig, with_values
-from splitcast.errors import SplitcastError
-from splitcast.learn import flat_after, judge, learn_policy
-from splitcast.models import build
+from splitcast.base.config import Config, LearnConfig, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.cost.scenario import Scenario
+from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.ddqn import Agent, QNetwork, Replay, bootstrapped, learn
+from splitcast.cutting.env import Encoder, VectorCutEnv
+from splitcast.model import build
+from splitcast.studies.learn import flat_after, judge, learn_policy
+from splitcast.training.task import Classification
 
 # Gamma and latency pull in opposite directions: the best cut depends on the channel.
 CONTESTED = with_values(
@@ -27,13 +28,13 @@ CONTESTED = with_values(
 SHORT = LearnConfig(episodes=60, parallel=10, explore_episodes=20, hidden=32, learning_rate=5e-3, held_out=10)
 
 
-def make_world(charge=False, **values):
-    config = with_values(CONTESTED, **values)
-    return World(Scenario.of(config, build("cnn-small", (1, 28, 28), 10, seed=0), 10), charge_moves=charge)
+def make_cut_costs(charge=False, **values):
+    model, task = build("cnn-small", (1, 28, 28), 10, seed=0), Classification(10)
+    return CutCosts(Scenario.of(with_values(CONTESTED, **values), model, task), charge_moves=charge)
 
 
 def test_a_small_problem_is_learned_in_seconds():
-    world = make_world(epsilon=0.01)
+    world = make_cut_costs(epsilon=0.01)
     assert not world.legal.all()
     rows = {row.name: row for row in judge(world, learn(world, 20, SHORT), rounds=20, episodes=10)}
     fixed = min(row.cost for name, row in rows.items() if name.startswith("fixed"))
@@ -45,26 +46,26 @@ def test_a_small_problem_is_learned_in_seconds():
 
 
 def test_a_cut_that_was_never_tried_does_not_stop_learning():
-    world = make_world()
+    world = make_cut_costs()
     agent = learn(world, 1, LearnConfig(episodes=2, hidden=4))  # two transitions, more cuts
     assert len(world.cuts) > 2 and np.isfinite(agent.values(VectorCutEnv(world, 3, 1).reset(seed=0)[0])).all()
 
 
 def test_learning_is_a_function_of_the_seed():
     few = LearnConfig(episodes=30, parallel=10, explore_episodes=10, hidden=8)
-    first, again, other = (learn(make_world(seed=seed), 5, few).network.head.weight for seed in (0, 0, 1))
+    first, again, other = (learn(make_cut_costs(seed=seed), 5, few).network.head.weight for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_saving_and_loading_keeps_every_action(tmp_path):
-    world = make_world(charge=True)
+    world = make_cut_costs(charge=True)
     agent = learn(world, 5, LearnConfig(episodes=20, hidden=16))
     agent.save(tmp_path / "policy.safetensors")
     loaded = Agent.load(tmp_path / "policy.safetensors")
     seen = VectorCutEnv(world, 200, 1).reset(seed=0)[0]
     np.testing.assert_array_equal(agent.values(seen), loaded.values(seen))
     np.testing.assert_array_equal(agent.act(seen), loaded.act(seen))
-    assert loaded.scenario == world.digest() != make_world(charge=False).digest()
+    assert loaded.scenario == world.digest() != make_cut_costs(charge=False).digest()
     assert loaded.encoder.budget_s == agent.encoder.budget_s
 
 
@@ -106,8 +107,8 @@ def test_a_checkpoint_is_not_a_policy(tmp_path):
 
 
 def test_other_numbers_of_clients_and_cuts_are_refused(tmp_path):
-    world = make_world()
-    code = Encoder.of(make_world(clients=3), 5)
+    world = make_cut_costs()
+    code = Encoder.of(make_cut_costs(clients=3), 5)
     agent = Agent(QNetwork(code.size, 4, code.cuts), code, "")
     with pytest.raises(SplitcastError, match="learned for 3 clients, not 2"):
         agent.check(world, tmp_path)
@@ -124,7 +125,7 @@ def test_flatness_of_a_curve():
 
 
 def test_breaking_privacy_does_not_pay():
-    world = make_world(epsilon=0.3)
+    world = make_cut_costs(epsilon=0.3)
     assert not world.legal[0] and world.legal[-1]
 
     class Lawless:

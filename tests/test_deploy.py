@@ -19,15 +19,16 @@ pytest.importorskip("nvflare")
 import psutil
 
 from flare_lab import LIES, SCHEMES, comparable
-from splitcast.cli import main
-from splitcast.config import Config, to_toml, with_values
+from splitcast.base.config import Config, to_toml, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
 from splitcast.deploy import processes, supervise
 from splitcast.deploy.console import Operator
 from splitcast.deploy.kits import make_kits
 from splitcast.deploy.settings import LimitConfig, load_deployment
-from splitcast.errors import SplitcastError
-from splitcast.records import RunFolder
-from splitcast.run import train
+from splitcast.engine.state import State
+from splitcast.run.loop import train
+from splitcast.run.records import RunFolder
 
 CONFIG = with_values(Config(), clients=2, rounds=10, batch=8, arch="cnn-small", local_steps=2, momentum=0.5)
 
@@ -90,7 +91,7 @@ def lab(live, tmp_path_factory):
     root = tmp_path_factory.mktemp("lab")
     limits = asdict(LimitConfig(drop_after=10).limits()) | {"call_timeout_s": 20.0}
     settings = {"config": to_toml(CONFIG), "run": "", "folder": str(root), "sites": ["site-1", "site-2"]}
-    settings |= {"limits": limits, "test": ""}
+    settings |= {"limits": limits, "to_start": 2}
     with Operator(live) as operator:
         supervise.wait_for_sites(operator, load_deployment(live / "deployment.toml"), 60, 2)
         operator.submit(settings, server="flare_lab.AllSchemes", client="flare_lab.Liar")
@@ -109,9 +110,10 @@ def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
         assert ours.latency_s == theirs.latency_s and ours.cut == theirs.cut
         assert set(ours.wall_s) == {"upload", "server", "download", "client"} and min(ours.wall_s.values()) >= 0
         assert ours.failures is None and theirs.wall_s is None
-    state, done = there.restore(here.simulator.model.initial())
-    assert done == 10
-    weights = here.simulator.state.averaged(here.simulator.weights)
+    stored = there.restore()
+    assert stored.round == 10
+    state = State.from_tensors(stored.tensors, here.engine.state.placement, 0, here.engine.initial())
+    weights = here.engine.state.averaged(here.engine.weights)
     for key, value in (state.client.params | state.server.params).items():
         assert float((value - weights[key]).abs().max()) < 1e-6
     assert there.rounds()[-1].test_accuracy == pytest.approx(here.rounds[-1].test_accuracy, abs=0.002)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import splitcast
-from splitcast.ccc.clock import ALLOCATORS
-from splitcast.cli import main
-from splitcast.schemes.codec import CODECS
+from splitcast.base.codec import CODECS
+from splitcast.cli.main import main
+from splitcast.cost.clock import ALLOCATORS
 from splitcast.schemes.schemes import SCHEMES
 
 ROOT = Path(__file__).parent.parent

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from naive import NaiveRun
-from splitcast.config import SplitConfig, TrainConfig
-from splitcast.data.batches import draw_batches
+from splitcast.base.config import Config, with_values
+from splitcast.base.seeds import stream
+from splitcast.data.batches import draw_batches, participants
 from splitcast.engine import simulator
 from splitcast.engine.simulator import Simulator
-from splitcast.schemes.schemes import scheme
-from splitcast.seeds import stream
-from splitcast.split import SplitModel
+from splitcast.model.split import SplitModel
+from splitcast.training.task import Classification
 
 SIZES = [30, 12, 5, 21]
 CLASSES = 3
@@ -39,9 +39,13 @@ def data(sizes):
 
 def engine(name, cut, tau, *, sizes=SIZES, split=None, made=blocks, **train):
     x, y, parts = data(sizes)
-    config = TrainConfig(batch=6, local_steps=tau, lr=0.1, dtype="float64", **train)
-    model = SplitModel(made(), (1, 6, 6))
-    return Simulator(model, scheme(SplitConfig(scheme=name, **(split or {}))), cut, x, y, parts, config)
+    settings = {"scheme": name, "cut": cut, "batch": 6, "local_steps": tau, "lr": 0.1, "dtype": "float64"}
+    config = with_values(Config(), **settings, clients=len(sizes), **train, **(split or {}))
+    return Simulator(config, SplitModel(made(), (1, 6, 6)), Classification(CLASSES), x, y, parts)
+
+
+def at(engine, cut):
+    return engine.scheme.place(cut, engine.model.depth)
 
 
 def flat(sim):
@@ -60,7 +64,7 @@ def naive_after(sim, cut, rounds=3, **options):
     ref = NaiveRun(blocks(), cut, sim.scheme.name, 0.1, sim.train.momentum, clients=len(sim.sizes), **options)
     x, y, parts = data(sim.sizes)
     for t in range(1, rounds + 1):
-        ids = sim._participants(t).tolist()
+        ids = participants(sim.train, len(sim.sizes), t).tolist()
         total = sum(len(parts[n]) for n in ids)
         batches = {n: [] for n in ids}
         for i in range(sim.train.local_steps):
@@ -198,7 +202,7 @@ def test_sfl_is_fedavg_at_every_cut(cut, tau):
 @pytest.mark.parametrize("tau", [1, 3])
 @pytest.mark.parametrize(("fraction", "other"), [(0.0, "psl"), (1.0, "sfl-ga")])
 def test_epsl_spans_psl_and_sfl_ga(cut, tau, fraction, other):
-    assert close(run(engine("epsl", cut, tau, split={"aggregate": fraction})), run(engine(other, cut, tau)))
+    assert close(run(engine("epsl", cut, tau, split={"epsl.aggregate": fraction})), run(engine(other, cut, tau)))
 
 
 def test_clients_of_sfl_ga_drift_apart():
@@ -222,13 +226,13 @@ def test_moving_the_cut_changes_no_logit_and_keeps_momentum(name):
         return sim.model.forward(sim.state.averaged(sim.weights), x, 0, sim.model.depth)
 
     def momentum():
-        both = sim.state.client.mean(sim.weights).momentum | sim.state.server.momentum
+        both = sim.state.client.mean(sim.weights).slots["opt/momentum"] | sim.state.server.slots["opt/momentum"]
         return torch.cat([both[k].flatten() for k in sorted(both)])
 
     for cut in (4, 1, 3, 2):
         before, m_before = logits(), momentum()
-        sim.recut(cut, Ledger())
-        assert sim.state.cut == cut
+        sim.place(at(sim, cut), Ledger())
+        assert sim.state.placement.cut == cut
         assert close(logits(), before)
         assert close(momentum(), m_before)
         halves = [*sim.state.client.params, *sim.state.server.params]
@@ -241,7 +245,7 @@ def test_a_cut_moved_there_and_back_in_sfl_changes_nothing():
 
     moved, still = engine("sfl", 1, 1), engine("sfl", 1, 1)
     for t in range(1, 5):
-        moved.recut(1 + t % 4, Ledger())
+        moved.place(at(moved, 1 + t % 4), Ledger())
         moved.round(t)
         still.round(t)
     assert close(flat(moved), flat(still))
@@ -253,8 +257,8 @@ def test_migration_bytes_by_hand():
     sim = engine("sfl-ga", 1, 1)
     sim.round(1)
     ledger = Ledger()
-    sim.recut(2, ledger)  # block 2: 4*3*9 + 4 values broadcast
+    sim.place(at(sim, 2), ledger)  # block 2: 4*3*9 + 4 values broadcast
     assert ledger.by_kind() == {"down.migration": 4 * 112}
     ledger = Ledger()
-    sim.recut(1, ledger)  # and uploaded by each of the four clients, whose copies may differ
+    sim.place(at(sim, 1), ledger)  # and uploaded by each of the four clients, whose copies may differ
     assert ledger.by_kind() == {"up.migration": 4 * 4 * 112}

@@ -8,27 +8,28 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from splitcast.ccc.clock import round_seconds
-from splitcast.ccc.env import CutEnv, Encoder, VectorCutEnv
-from splitcast.ccc.scenario import Scenario
-from splitcast.ccc.world import World
-from splitcast.config import Config, with_values
-from splitcast.errors import SplitcastError
-from splitcast.models import build
-from splitcast.network.trace import Trace
-from splitcast.schemes.stages import Stage
+from splitcast.base.config import Config, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.cost.clock import round_seconds
+from splitcast.cost.scenario import Scenario
+from splitcast.cost.stages import Stage
+from splitcast.cost.trace import Trace
+from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.env import CutEnv, Encoder, VectorCutEnv
+from splitcast.model import build
+from splitcast.training.task import Classification
 
 QUICK = with_values(Config(), clients=4, batch=4, workload="paper")
-MODEL = build("cnn-small", (1, 28, 28), 10, seed=0)
+MODEL, TASK = build("cnn-small", (1, 28, 28), 10, seed=0), Classification(10)
 
 
-def make_world(charge=True, **values):
-    return World(Scenario.of(with_values(QUICK, **values), MODEL, 10), charge_moves=charge)
+def make_cut_costs(charge=True, **values):
+    return CutCosts(Scenario.of(with_values(QUICK, **values), MODEL, TASK), charge_moves=charge)
 
 
 @pytest.mark.parametrize("charge", [True, False])
 def test_gymnasium_accepts_the_environment(charge):
-    env = CutEnv(make_world(charge), rounds=5)
+    env = CutEnv(make_cut_costs(charge), rounds=5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env, skip_render_check=True)
@@ -37,7 +38,7 @@ def test_gymnasium_accepts_the_environment(charge):
 
 
 def test_rewards_are_the_negated_cost_of_p1_or_the_penalty():
-    world = make_world(epsilon=0.05, gamma=[0.1, 0.2, 0.3, 0.4], gamma_weight=2.0)
+    world = make_cut_costs(epsilon=0.05, gamma=[0.1, 0.2, 0.3, 0.4], gamma_weight=2.0)
     legal = [row.privacy >= 0.05 for row in MODEL.profile()]
     assert world.legal.tolist() == legal and not all(legal)
     env = CutEnv(world, rounds=4)
@@ -48,7 +49,7 @@ def test_rewards_are_the_negated_cost_of_p1_or_the_penalty():
     for t, action in enumerate([0, 3, 1, 3]):
         seen, reward, ended, truncated, info = env.step(action)
         cut = action + 1
-        cost = float(round_seconds([here.stages(cut, syncs=False)], here.cell, gains[t])[0]) + 2 * 0.1 * cut
+        cost = float(round_seconds([here.stages(here.place(cut), t + 1)], here.cell, gains[t])[0]) + 2 * 0.1 * cut
         if before is not None:
             values = abs(MODEL.client_size(cut) - MODEL.client_size(before))
             kind = "broadcast_bits" if cut > before else "uplink_bits"
@@ -64,13 +65,13 @@ def test_rewards_are_the_negated_cost_of_p1_or_the_penalty():
 
 
 def test_the_penalty_exceeds_what_cuts_cost():
-    world = make_world()
+    world = make_cut_costs()
     assert world.penalty == 2 * world.reference.cost.max()
     assert CutEnv(world, 3, penalty=7.0)._one.penalty == 7.0
 
 
 def test_many_episodes_side_by_side_are_single_episodes():
-    world = make_world(epsilon=0.05)
+    world = make_cut_costs(epsilon=0.05)
     together, rounds = VectorCutEnv(world, 3, 6), 6
     seen, _ = together.reset(seed=[11, 12, 13])
     actions = np.random.default_rng(0).integers(4, size=(rounds, 3))
@@ -88,7 +89,7 @@ def test_many_episodes_side_by_side_are_single_episodes():
 
 
 def test_gains_are_seen_standardised_and_clipped():
-    world = make_world(charge=False)
+    world = make_cut_costs(charge=False)
     code = Encoder.of(world, 10)
     seen = code(world.reference.gains, np.zeros(1024), np.full(1024, -1))
     assert seen.shape == (1024, 5) and seen.dtype == np.float32
@@ -98,19 +99,19 @@ def test_gains_are_seen_standardised_and_clipped():
 
 
 def test_moves_cost_nothing_when_not_charged_and_nothing_up_when_halves_are_equal():
-    assert not make_world(charge=False).reference.move_s.any()
-    move = make_world(scheme="sfl").reference.move_s.mean(0)
+    assert not make_cut_costs(charge=False).reference.move_s.any()
+    move = make_cut_costs(scheme="sfl").reference.move_s.mean(0)
     assert (move[np.triu_indices(4, 1)] > 0).all() and not move[np.tril_indices(4)].any()
-    drifting = make_world(scheme="psl").trace(3).move_s
+    drifting = make_cut_costs(scheme="psl").trace(3).move_s
     assert not drifting[0][np.tril_indices(4)].any()  # before the first round all halves are equal
     assert (drifting[1][np.tril_indices(4, -1)] > 0).all()
-    twice = make_world(momentum=0.5).trace(3).move_s
-    np.testing.assert_allclose(twice, 2 * make_world().trace(3).move_s, rtol=1e-6)
+    twice = make_cut_costs(momentum=0.5).trace(3).move_s
+    np.testing.assert_allclose(twice, 2 * make_cut_costs().trace(3).move_s, rtol=1e-6)
 
 
 def test_a_trace_is_replayed_in_pieces_that_wrap_around(tmp_path):
     Trace(np.arange(1.0, 13.0).reshape(3, 4) * 1e-9).save(tmp_path / "t.csv")
-    world = make_world(trace=str(tmp_path / "t.csv"))
+    world = make_cut_costs(trace=str(tmp_path / "t.csv"))
     drawn = world.draw(np.random.default_rng(0), 20, 5)
     first = np.round(drawn[:, :, 0] * 1e9).astype(int)
     assert {1, 5, 9} == set(first[:, 0])
@@ -118,9 +119,31 @@ def test_a_trace_is_replayed_in_pieces_that_wrap_around(tmp_path):
     assert (world.trace(3).gains == world.scenario.channel.gains).all()
 
 
+class Walk:
+    """A channel of a user's: clients that walk away, and leave after five rounds."""
+
+    def __init__(self, network, clients, seed):
+        self.clients = clients
+
+    def at(self, round_):
+        return {t: np.full(self.clients, 1e-9 / t) for t in range(1, 6)}[round_]
+
+
+def test_pieces_of_a_channel_of_the_users_are_rounds_of_a_training():
+    world = make_cut_costs(channel=f"{__name__}:Walk", rounds=5)
+    drawn = np.round(1e-9 / world.draw(np.random.default_rng(0), 50, 7)).astype(int)
+    assert drawn.shape == (50, 7, 4) and set(drawn[:, 0, 0]) == {1, 2, 3, 4, 5}
+    assert ((drawn[:, 1:] - drawn[:, :-1]) % 5 == 1).all()
+    again = world.draw(np.random.default_rng(0), 50, 7)
+    np.testing.assert_array_equal(np.round(1e-9 / again), drawn)
+    env = CutEnv(world, rounds=3)
+    env.reset(seed=1)
+    assert env.step(0)[1] < 0
+
+
 def test_rounds_that_sync_cost_more():
-    cost = make_world(scheme="sfl", sync_every=2).trace(4).cost
-    plain, synced = (make_world(scheme="sfl", sync_every=k).trace(4).cost for k in (0, 1))
+    cost = make_cut_costs(scheme="sfl", sync_every=2).trace(4).cost
+    plain, synced = (make_cut_costs(scheme="sfl", sync_every=k).trace(4).cost for k in (0, 1))
     np.testing.assert_allclose(cost[[0, 2]], plain[[0, 2]], rtol=1e-7)
     np.testing.assert_allclose(cost[[1, 3]], synced[[1, 3]], rtol=1e-7)
     assert (synced > plain).all()
@@ -128,7 +151,7 @@ def test_rounds_that_sync_cost_more():
 
 def test_schemes_without_a_cut_are_refused():
     with pytest.raises(SplitcastError, match="policy: fl has no cut to choose; use fixed"):
-        make_world(scheme="fl")
+        make_cut_costs(scheme="fl")
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ and 200 FLOP/s, the server 1000. The model is Linear(4, 3), Linear(3, 2), two sa
   smashed data 2·3·4 = 24 bytes = 192 bit, labels 2 bytes = 16 bit; client half 15 values = 480 bit, model 23 = 736 bit
 """
 
-from dataclasses import replace
 from math import log2, sqrt
 
 import numpy as np
@@ -20,19 +19,22 @@ from hypothesis import strategies as st
 from torch import nn
 
 from splitcast import data
-from splitcast.ccc.clock import ALLOCATORS, round_seconds, time_rounds
-from splitcast.ccc.scenario import RoundClock, Scenario
-from splitcast.config import Config, DataConfig, NetworkConfig, SplitConfig, TrainConfig, with_values
+from splitcast.base.config import Config, DataConfig, EpslConfig, NetworkConfig, SplitConfig, TrainConfig, with_values
+from splitcast.cost.cell import Cell
+from splitcast.cost.clock import ALLOCATORS, round_seconds, time_rounds
+from splitcast.cost.latency import PARTS
+from splitcast.cost.scenario import RoundClock, Scenario
+from splitcast.cost.stages import Stage, fold
+from splitcast.cost.trace import Trace
 from splitcast.engine import simulator as engine
-from splitcast.network.cell import Cell
-from splitcast.network.latency import PARTS
-from splitcast.network.trace import Trace
-from splitcast.plan import scenario_of
-from splitcast.run import make_simulator
-from splitcast.schemes.messages import Ledger
-from splitcast.schemes.schemes import scheme
-from splitcast.schemes.stages import Stage, Work, dry_ledger, round_stages
-from splitcast.split import SplitModel
+from splitcast.engine.dry import dry_round
+from splitcast.model.split import SplitModel
+from splitcast.run.loop import make_simulator
+from splitcast.schemes.messages import JointWork, Ledger, Message, Work
+from splitcast.studies.plan import scenario_of
+from splitcast.training.optimiser import make_optimiser
+from splitcast.training.placement import Placement
+from splitcast.training.task import Classification
 from test_ledger import simulator
 
 ALONE = 1000 * log2(2.5)  # uplink rate over the whole band
@@ -53,16 +55,16 @@ def two_clients(tmp_path, scheme, tau=1, momentum=0.0, **network):
     }
     config = Config(
         data=DataConfig(clients=2),
-        split=SplitConfig(scheme=scheme, aggregate=0.5),
+        split=SplitConfig(scheme=scheme),
+        epsl=EpslConfig(aggregate=0.5),
         train=TrainConfig(batch=2, local_steps=tau, momentum=momentum, rounds=1),
         network=NetworkConfig(**(cell | network)),
     )
-    return Scenario.of(config, SplitModel([nn.Linear(4, 3), nn.Linear(3, 2)], (4,)), classes=2)
+    return Scenario.of(config, SplitModel([nn.Linear(4, 3), nn.Linear(3, 2)], (4,)), Classification(2))
 
 
-def timed(scenario):
-    cut = scenario.model.depth if scenario.scheme.whole_model else 1
-    stages = scenario.stages(cut, syncs=scenario.scheme.syncs(1))
+def timed(scenario, stages=None):
+    stages = scenario.stages(scenario.place(1), 1) if stages is None else stages
     return time_rounds([stages], scenario.cell, scenario.channel.at(1), scenario.allocator)[0]
 
 
@@ -118,9 +120,12 @@ def test_optimal_unicast_by_hand(tmp_path):
 
 def test_what_the_feedback_computes_for_all_runs_once_on_the_whole_server(tmp_path):
     scenario = two_clients(tmp_path, "epsl")
-    stages = [s for s in scenario.stages(1, syncs=False) if s.name == "feedback"]
-    sent = dry_ledger(scenario.scheme, (2, 3), 2, 0, [0, 1], local_steps=1, syncs=False).messages
-    busy = round_stages(sent, scenario.scheme, replace(scenario.work[1], feedback=500.0), [0, 1], 1)[1:]
+    placement = scenario.place(1)
+    stages = [s for s in scenario.stages(placement, 1) if s.name == "feedback"]
+    events = scenario.dry(placement, 1, [0, 1]).events
+    first = next(k for k, event in enumerate(events) if isinstance(event, Message) and event.direction == "down")
+    events.insert(first, JointWork(500.0, (0, 1)))
+    busy = scenario.stages_of(events, placement)[1:]
     plain, more = time_rounds([stages, busy], scenario.cell, scenario.channel.at(1), scenario.allocator)
     assert [float(s.seconds) for s in plain.stages] == pytest.approx([0.096, 0.576])
     assert [float(s.seconds) for s in more.stages] == pytest.approx([0.5 + 0.096, 0.576])
@@ -129,10 +134,14 @@ def test_what_the_feedback_computes_for_all_runs_once_on_the_whole_server(tmp_pa
 
 def test_the_papers_workload_does_not_depend_on_the_cut(tmp_path):
     scenario = two_clients(tmp_path, "sfl-ga", workload="paper")
-    assert scenario.work[1].client_forward == scenario.work[1].client_backward == 2 * 5.6e6
-    assert scenario.work[1].server == 2 * 2 * 86.01e6
-    whole = two_clients(tmp_path, "fl", workload="paper").work[2]
-    assert (whole.client_forward, whole.server) == (2 * 91.61e6, 0)
+    work = scenario.work(scenario.place(1))
+    assert work[0, "forward"] == work[0, "backward"] == 2 * 5.6e6
+    assert work[1, "both"] == 2 * 2 * 86.01e6
+    fl = two_clients(tmp_path, "fl", workload="paper")
+    (whole,) = fl.placements()
+    assert whole == Placement.whole(2)
+    assert fl.work(whole)[0, "forward"] == 2 * 91.61e6
+    assert {segment for segment, _ in fl.work(whole)} == {0}, "nothing on the server"
 
 
 def test_moving_the_cut_takes_time_too(tmp_path):
@@ -140,18 +149,43 @@ def test_moving_the_cut_takes_time_too(tmp_path):
     ledger = Ledger()
     ledger.broadcast("migration", 125, [0, 1])  # 1000 bit: client 2 hears 1 kbit/s
     ledger.unicast("up", "migration", 250, [0, 1])  # 2000 bit at 1 kbit/s
-    stages = round_stages(ledger.messages, scenario.scheme, scenario.work[1], [0, 1], 1)
-    assert [
-        s.seconds for s in time_rounds([stages], scenario.cell, scenario.channel.at(1), scenario.allocator)[0].stages
-    ] == (pytest.approx([1.0, 2.0]))
+    stages = scenario.stages_of(ledger.events, scenario.place(1))
+    assert [s.seconds for s in timed(scenario, stages).stages] == (pytest.approx([1.0, 2.0]))
+
+
+def test_messages_of_different_sizes_take_different_times(tmp_path):
+    """Equal shares: half the band is 1 kbit/s up for both, 1 kbit/s and 500 bit/s down; all of it is twice that."""
+    scenario = two_clients(tmp_path, "psl")
+    ledger, who = Ledger(), (0, 1)
+    ledger.add(Work(0, "forward", who))
+    ledger.unicast("up", "smashed", [25, 100], who)  # 0.2 s and 0.8 s
+    ledger.add(Work(1, "both", who))
+    ledger.unicast("down", "gradient", [0, 50], who)  # nothing, 0.8 s
+    ledger.add(Work(0, "backward", who))
+    up, down = timed(scenario, scenario.stages_of(ledger.events, scenario.place(1))).stages
+    assert up.uplink_s == pytest.approx([0.2, 0.8])
+    assert up.client_s == pytest.approx([0.48 + 0.2 + 0.144, 0.24 + 0.8 + 0.144])
+    assert (int(up.slowest), float(up.seconds)) == (1, pytest.approx(1.184))
+    assert down.downlink_s == pytest.approx([0, 0.8])
+    assert down.client_s == pytest.approx([0.48, 1.04])
+    ledger = Ledger()
+    ledger.unicast("up", "smashed", [25, 100], who)
+    optimal = two_clients(tmp_path, "psl", allocation="optimal")
+    (both,) = timed(optimal, optimal.stages_of(ledger.events, optimal.place(1))).stages
+    assert both.client_s[0] == pytest.approx(both.client_s[1], rel=1e-9)
+    assert float(both.seconds) < 0.8
 
 
 def test_a_client_lost_between_local_steps_is_in_the_first_only():
-    psl, ledger = scheme(SplitConfig(scheme="psl")), Ledger()
-    for who in ([0, 1, 2], [1, 2]):
-        psl.send_smashed((2, 3), 2, ledger, who)
+    ledger = Ledger()
+    for who in ((0, 1, 2), (1, 2)):
+        ledger.add(Work(0, "forward", who))
+        ledger.unicast("up", "smashed", 24, who)
+        ledger.unicast("up", "labels", 2, who)
+        ledger.add(Work(1, "both", who))
         ledger.unicast("down", "gradient", 24, who)
-    stages = round_stages(ledger.messages, psl, Work(1.0, 1.0, 1.0), [0, 1, 2], 2)
+        ledger.add(Work(0, "backward", who))
+    stages = fold(ledger.events, Placement.split(1, 2), dict.fromkeys(WORK, 1.0))
     assert [(s.name, s.clients, s.uplink_bits, s.unicast_bits) for s in stages] == [
         ("forward", (0, 1, 2), 8 * 26, 0),
         ("feedback", (0, 1, 2), 0, 8 * 24),
@@ -163,28 +197,32 @@ def test_a_client_lost_between_local_steps_is_in_the_first_only():
 def test_the_feedback_computes_for_those_who_take_part():
     config = with_values(Config(), scheme="sfl-gb", arch="cnn-small", clients=8, batch=4)
     here = scenario_of(config)
+    placement = here.place(1)
     shape = (4, *here.model.smashed_shape(1))
     for who in ([3], [1, 5, 6], range(8)):
-        stages = here.stages_of(here.messages(1, syncs=False, clients=who), 1, who)
-        assert sum(s.joint_flops for s in stages) == here.scheme.feedback.flops(len(who), shape) > 0
+        stages = here.stages(placement, 1, who)
+        assert sum(s.joint_flops for s in stages) == here.scheme.at(placement).feedback.flops(len(who), shape) > 0
 
 
 def test_everyone_hears_the_averaged_half():
     here = scenario_of(with_values(Config(), scheme="sfl", arch="cnn-small", clients=3, batch=4))
-    *_, upload, broadcast = here.stages_of(here.messages(1, syncs=True, clients=[1]), 1, [1])
+    *_, upload, broadcast = here.stages(here.place(1), 1, [1])
     assert (upload.clients, broadcast.clients) == ((1,), (0, 1, 2))
 
 
 def bits(stages, client=None):
     """Per direction: on the air, or of one client without broadcasts."""
     if client is None:
-        up = sum(s.uplink_bits * len(s.clients) for s in stages)
-        return up, sum(s.unicast_bits * len(s.clients) + s.broadcast_bits for s in stages)
-    return sum(s.uplink_bits + s.unicast_bits for s in stages if client in s.clients)
+        up = sum(s.total("uplink_bits") for s in stages)
+        return up, sum(s.total("unicast_bits") + s.broadcast_bits for s in stages)
+    return sum(s.of("uplink_bits", client) + s.of("unicast_bits", client) for s in stages)
 
 
-def check_stages(sim, report, work):
-    stages = round_stages(report.ledger.messages, sim.scheme, work, report.clients, sim.train.local_steps)
+WORK = {(0, "forward"): 3.0, (0, "backward"): 5.0, (0, "both"): 8.0, (1, "both"): 7.0}
+
+
+def check_stages(sim, report):
+    stages = fold(report.ledger.events, sim.state.placement, WORK)
     assert bits(stages) == (8 * report.ledger.total("up"), 8 * report.ledger.total("down"))
     for n in range(len(sim.sizes)):
         assert bits(stages, n) == 8 * report.ledger.of_client(n)
@@ -212,27 +250,43 @@ def test_stages_carry_exactly_the_bytes_of_the_ledger(
     sim = simulator(
         name, cut, clients, batch, tau, up, down, fraction=fraction, participation=participation, momentum=momentum
     )
-    work = Work(3.0, 5.0, 7.0)
+    scheme, placement = sim.scheme, sim.state.placement
     whole = engine.CHUNK_BYTES
     try:
         engine.CHUNK_BYTES = chunk  # 300 bytes: clients go in several chunks
         report = sim.round(1)
-        stages = check_stages(sim, report, work)
+        stages = check_stages(sim, report)
         ledger = Ledger()
-        sim.recut(recut, ledger)
-        moved = check_stages(sim, sim.round(2, ledger), work)
+        sim.place(sim.scheme.place(recut, sim.model.depth), ledger)
+        moved = check_stages(sim, sim.round(2, ledger))
     finally:
         engine.CHUNK_BYTES = whole
     assert {s.name for s in moved} <= {"re-cut", "forward", "feedback", "model"}
 
     # what a round would send is what it sends
-    values = sim.model.client_size(cut if name != "fl" else 4) * (2 if momentum else 1)
-    shape = (batch, *sim.model.smashed_shape(cut))
-    first, everyone = sim.scheme.at(cut), range(clients)
-    sizes = (shape, sim.classes, values, report.clients)
-    dry = dry_ledger(first, *sizes, local_steps=tau, syncs=first.syncs(1), everyone=everyone)
+    dry = dry_round(
+        scheme,
+        sim.model,
+        sim.task,
+        placement,
+        make_optimiser(sim.config.train),
+        1,
+        report.clients,
+        batch=batch,
+        steps=tau,
+        everyone=range(clients),
+    )
     assert dry.by_kind() == report.ledger.by_kind()
-    assert round_stages(dry.messages, first, work, report.clients, tau) == stages
+    assert dry.events == report.ledger.events
+    assert fold(dry.events, placement, WORK) == stages
+
+    # computing, by hand: every client does tau steps, the server works for each of them
+    k = len(report.clients)
+    by_hand = (
+        {"compute_flops": 3.0, "server_flops": 7.0, "backward_flops": 5.0} if name != "fl" else {"compute_flops": 8.0}
+    )
+    for load in ("compute_flops", "server_flops", "backward_flops"):
+        assert sum(s.total(load) for s in stages) == tau * k * by_hand.get(load, 0.0)
 
 
 # Random rounds in random cells; powers of ten keep a shrunk example readable.
@@ -272,8 +326,8 @@ def test_optimal_is_never_slower_than_equal_and_more_never_hurts(world, more):
 def test_all_cuts_and_draws_at_once_equal_one_at_a_time():
     torch.manual_seed(0)
     model = SplitModel([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)], (6,))
-    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, batch=4), model, classes=3)
-    rounds = [scenario.stages(cut, syncs=True) for cut in model.cuts]
+    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, batch=4), model, Classification(3))
+    rounds = [scenario.stages(placement, 1) for placement in scenario.placements()]
     gains = np.stack([scenario.channel.at(t) for t in range(1, 7)]).reshape(3, 2, 4)
     together = round_seconds(rounds, scenario.cell, gains)
     assert together.shape == (3, 2, 2)
@@ -285,14 +339,14 @@ def test_all_cuts_and_draws_at_once_equal_one_at_a_time():
 
 def test_one_call_of_the_allocator_per_way_of_sharing():
     model = SplitModel([nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3)], (6,))
-    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, local_steps=3), model, classes=3)
+    scenario = Scenario.of(with_values(Config(), scheme="sfl", clients=4, local_steps=3), model, Classification(3))
     calls = []
 
     def count(**arguments):
         calls.append(type(arguments["rate"]).__name__)
         return ALLOCATORS["equal"](**arguments)
 
-    rounds = [scenario.stages(cut, syncs=True) for cut in model.cuts]
+    rounds = [scenario.stages(placement, 1) for placement in scenario.placements()]
     round_seconds(rounds, scenario.cell, np.stack([scenario.channel.at(t) for t in range(1, 9)]), count)
     assert sorted(calls) == ["LinearRate", "ShannonRate"]
 
@@ -301,15 +355,16 @@ def test_one_call_of_the_allocator_per_way_of_sharing():
 def test_a_clock_started_late_shows_the_same_bits(participation):
     config = with_values(Config(), arch="cnn-small", clients=6, rounds=36, batch=2, participation=participation)
     sim = make_simulator(config, data.load("mnist-mini"))
-    scenario = Scenario.of(config, sim.model, sim.classes)
+    scenario = Scenario.of(config, sim.model, sim.task)
+    placement = sim.state.placement
     reports = [sim.round(t) for t in range(1, 37)]
 
     def run(first):
         clock = RoundClock(scenario)
-        return [clock.round(t, 1, reports[t - 1].ledger, reports[t - 1].clients) for t in range(first, 37)]
+        return [clock.round(t, placement, reports[t - 1].ledger) for t in range(first, 37)]
 
     assert run(1)[20:] == run(21)
     assert run(1)[33:] == run(34)
-    alone = time_rounds([scenario.stages(1, syncs=False)], scenario.cell, scenario.channel.at(1))[0]
+    alone = time_rounds([scenario.stages(placement, 1)], scenario.cell, scenario.channel.at(1))[0]
     if participation == 1:
         assert run(1)[0][0] == pytest.approx(float(alone.seconds), rel=1e-9)

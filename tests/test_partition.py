@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splitcast.base.errors import SplitcastError
 from splitcast.data import draw_batches, partition
-from splitcast.errors import SplitcastError
 
 kinds = st.sampled_from(["iid", "dirichlet", "shards"])
 seeds = st.integers(0, 2**32 - 1)

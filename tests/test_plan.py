@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from splitcast import data
+from splitcast.allocate.allocate import allocate, equal_share
+from splitcast.base.config import Config, with_values
+from splitcast.base.errors import SplitcastError
 from splitcast.bench.allocate import instances
-from splitcast.ccc.allocate import allocate
-from splitcast.cli import main
-from splitcast.compare import rows
-from splitcast.config import Config, with_values
-from splitcast.errors import SplitcastError
-from splitcast.models import build
-from splitcast.network.objective import gamma_per_cut, round_cost
-from splitcast.network.privacy import allowed_cuts
-from splitcast.network.trace import Trace
-from splitcast.plan import SHAPES, plan
-from splitcast.run import train
+from splitcast.cli.main import main
+from splitcast.cost.objective import gamma_per_cut, round_cost
+from splitcast.cost.privacy import legal
+from splitcast.cost.trace import Trace
+from splitcast.model import build
+from splitcast.run.loop import train
+from splitcast.studies.compare import rows
+from splitcast.studies.plan import SHAPES, plan
+from splitcast.training.placement import Placement
 
 QUICK = with_values(Config(), arch="cnn-small", clients=4, batch=4, rounds=4, local_steps=2)
 
@@ -69,15 +70,32 @@ def test_shares_of_the_clients_add_up():
     assert float(planned.optimal.seconds) <= float(planned.equal.seconds)
 
 
+def all_equal(**problem):
+    """An allocator of a user's."""
+    return equal_share(**problem)
+
+
+def test_shares_are_those_of_the_allocator_that_was_asked():
+    own, equal = (plan(with_values(QUICK, allocation=name), draws=2) for name in (f"{__name__}:all_equal", "equal"))
+    assert own.clients == equal.clients != plan(QUICK, draws=2).clients
+    assert own.cuts == equal.cuts
+
+
 def test_privacy_by_hand():
-    profile = build("cnn", (1, 28, 28), 10, seed=0).profile()
+    model = build("cnn", (1, 28, 28), 10, seed=0)
+    placements = [Placement.split(cut, model.depth) for cut in model.cuts]
+
+    def allowed_cuts(epsilon):
+        kept = legal(model, placements, epsilon)
+        return [placement.cut for placement, good in zip(placements, kept, strict=True) if good]
+
     # log(1 + 832/1725194) = 0.000482148..., log(1 + 52096/1725194) = 0.0297502...
-    assert allowed_cuts(profile, 0.0) == [1, 2, 3, 4]
-    assert allowed_cuts(profile, 0.00048) == [1, 2, 3, 4]
-    assert allowed_cuts(profile, 0.00049) == allowed_cuts(profile, 0.02975) == [2, 3, 4]
+    assert allowed_cuts(0.0) == [1, 2, 3, 4]
+    assert allowed_cuts(0.00048) == [1, 2, 3, 4]
+    assert allowed_cuts(0.00049) == allowed_cuts(0.02975) == [2, 3, 4]
     with pytest.raises(SplitcastError, match=r"epsilon: 0.7 leaves no cut; the largest feasible value is 0.692773"):
-        allowed_cuts(profile, 0.7)
-    assert allowed_cuts(profile, 0.692773) == [4]
+        allowed_cuts(0.7)
+    assert allowed_cuts(0.692773) == [4]
 
 
 def test_objective_by_hand():

@@ -10,33 +10,35 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from splitcast import data
-from splitcast.ccc.clock import round_seconds
-from splitcast.ccc.ddqn import Agent, QNetwork
-from splitcast.ccc.env import Encoder
-from splitcast.ccc.policies import Pilot, Situation, best_path, fly, greedy, make_policy, myopic
-from splitcast.ccc.scenario import Scenario
-from splitcast.ccc.world import Costs, World
-from splitcast.cli import main
-from splitcast.config import Config, with_values
+from splitcast.base.config import Config, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
+from splitcast.cost.clock import round_seconds
+from splitcast.cost.scenario import Scenario
+from splitcast.cost.stages import Stage
+from splitcast.cutting.costs import CutCosts, EpisodeCosts
+from splitcast.cutting.ddqn import Agent, QNetwork
+from splitcast.cutting.env import Encoder
+from splitcast.cutting.policies import CutSelector, Situation, best_path, greedy, make_policy, myopic, rollout
 from splitcast.engine.simulator import Simulator
-from splitcast.errors import SplitcastError
-from splitcast.models import build
-from splitcast.records import RunFolder
-from splitcast.run import make_simulator, train
+from splitcast.model import build
+from splitcast.run.loop import make_simulator, train
+from splitcast.run.records import RunFolder
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.stages import Stage
+from splitcast.training.task import Classification
 from test_cli import refused
+from test_run import unchained
 
 QUICK = with_values(
     Config(), arch="cnn-small", clients=4, batch=4, rounds=8, checkpoint_every=3, workload="paper", gamma_weight=0.05
 )
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
-MODEL = build("cnn-small", (1, 28, 28), 10, seed=0)
+MODEL, TASK = build("cnn-small", (1, 28, 28), 10, seed=0), Classification(10)
 SIZES = [MODEL.client_size(cut) for cut in MODEL.cuts]
 
 
-def make_world(charge=True, **values):
-    return World(Scenario.of(with_values(QUICK, **values), MODEL, 10), charge_moves=charge)
+def make_cut_costs(charge=True, **values):
+    return CutCosts(Scenario.of(with_values(QUICK, **values), MODEL, TASK), charge_moves=charge)
 
 
 def zigzag(here: Situation) -> int:
@@ -86,11 +88,11 @@ def test_no_path_beats_the_clairvoyant(problem, chance):
 
 @pytest.mark.parametrize("values", [{}, {"epsilon": 0.05}, {"scheme": "sfl"}, {"gamma_weight": 1.0}])
 def test_flights_of_every_policy_are_legal_and_the_clairvoyant_is_first(values):
-    world = make_world(**values)
+    world = make_cut_costs(**values)
     known = world.trace(30)
     costs = {}
     for name in ("clairvoyant", "greedy", "myopic", "random", "fixed:4"):
-        flight = fly(Pilot(world, make_policy(name, world, known, 1), known))
+        flight = rollout(CutSelector(world, make_policy(name, world, known, 1), known))
         assert world.legal[flight.cuts - 1].all()
         assert flight.cost == pytest.approx(total(known.cost, known.move_s, flight.cuts - 1))
         costs[name] = flight.cost
@@ -100,17 +102,20 @@ def test_flights_of_every_policy_are_legal_and_the_clairvoyant_is_first(values):
 @pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "sfl-gb"])
 def test_costs_of_a_training_are_those_of_who_takes_part(scheme):
     values = {"scheme": scheme, "participation": 0.5, "dropout": 0.3}
-    costs = make_world(**values).trace(8).cost - make_world(**values).weighted_gamma
+    costs = make_cut_costs(**values).trace(8).cost - make_cut_costs(**values).weighted_gamma
     for cut in (1, 2, 4):
         run = train(with_values(QUICK, cut=cut, **values))
         assert costs[:, cut - 1] == pytest.approx([record.latency_s for record in run.rounds], rel=1e-9)
 
 
 def test_greedy_is_the_minimum_over_the_cuts_and_exact_while_moves_are_free():
-    world = make_world(charge=False, epsilon=0.01)
+    world = make_cut_costs(charge=False, epsilon=0.01)
     known = world.trace(40)
     masked = np.where(world.legal, known.cost, np.inf)
-    flown = {name: fly(Pilot(world, make_policy(name, world, known, 1), known)) for name in ("greedy", "clairvoyant")}
+    flown = {
+        name: rollout(CutSelector(world, make_policy(name, world, known, 1), known))
+        for name in ("greedy", "clairvoyant")
+    }
     np.testing.assert_array_equal(flown["greedy"].cuts, masked.argmin(1) + 1)
     assert flown["greedy"].cost == pytest.approx(masked.min(1).sum()) == pytest.approx(flown["clairvoyant"].cost)
 
@@ -124,18 +129,18 @@ def test_greedy_ignores_moves_and_myopic_counts_them():
 
 
 def test_a_learned_policy_never_leaves_the_legal_cuts():
-    world = make_world(epsilon=0.05)
+    world = make_cut_costs(epsilon=0.05)
     code = Encoder.of(world, 8)
     network = QNetwork(code.size, 4, 4)
     with torch.no_grad():
         network.head.weight.zero_()
         network.head.bias.copy_(torch.tensor([9.0, 8.0, 1.0, 2.0]))  # wants an illegal cut
-    from splitcast.ccc.policies import learned
+    from splitcast.cutting.policies import learned
 
     assert not world.legal[0]
     known = world.trace(8)
     best = int(np.where(world.legal, [9, 8, 1, 2], -np.inf).argmax()) + 1
-    assert set(fly(Pilot(world, learned(Agent(network, code, "")), known)).cuts) == {best}
+    assert set(rollout(CutSelector(world, learned(Agent(network, code, "")), known)).cuts) == {best}
 
 
 def test_training_moves_the_cut_and_charges_bytes_and_seconds_by_hand(tmp_path):
@@ -144,7 +149,7 @@ def test_training_moves_the_cut_and_charges_bytes_and_seconds_by_hand(tmp_path):
     free = train(with_values(config, charge_migration=False))
     cuts = [record.cut for record in charged.rounds]
     assert cuts == [2, 3, 4, 1, 2]  # legal[t % 4]
-    world = make_world()
+    world = make_cut_costs()
     gains = world.trace(5).gains
     for t, (mine, theirs) in enumerate(zip(charged.rounds, free.rounds, strict=True)):
         assert mine.loss == theirs.loss and mine.cut == theirs.cut
@@ -164,8 +169,8 @@ def test_training_moves_the_cut_and_charges_bytes_and_seconds_by_hand(tmp_path):
 def test_the_world_foresees_what_a_training_costs(name):
     config = with_values(QUICK, policy=f"{__name__}:zigzag" if name == "zigzag" else name)
     result = train(config)
-    pilot = Pilot.of(make_world(), config.policy.policy, 8)
-    flight = fly(pilot)
+    pilot = CutSelector.of(make_cut_costs(), config.policy.policy, 8)
+    flight = rollout(pilot)
     assert [record.cut for record in result.rounds] == flight.cuts.tolist()
     assert sum(pilot.cost(r.cut, r.latency_s) for r in result.rounds) == pytest.approx(flight.cost, rel=1e-6)
 
@@ -174,18 +179,18 @@ def test_the_world_foresees_what_a_training_costs(name):
 def test_moving_the_cut_never_changes_the_averaged_model(monkeypatch, scheme):
     images = data.load("mnist-mini")
     moved = []
-    recut = Simulator.recut
+    place = Simulator.place
 
     def watched(self, cut, ledger, *, charge=True):
         def logits():
             return self.model.forward(self.state.averaged(self.weights), images.test_x[:50], 0, self.model.depth)
 
-        before, was = logits(), self.state.cut
-        recut(self, cut, ledger, charge=charge)
+        before, was = logits(), self.state.placement.cut
+        place(self, cut, ledger, charge=charge)
         torch.testing.assert_close(logits(), before, rtol=0, atol=1e-5)
         moved.append(was != cut)
 
-    monkeypatch.setattr(Simulator, "recut", watched)
+    monkeypatch.setattr(Simulator, "place", watched)
     train(with_values(QUICK, scheme=scheme, policy="random", momentum=0.5, rounds=6))
     assert sum(moved) >= 3
 
@@ -196,11 +201,11 @@ def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
     config = with_values(QUICK, policy=name, momentum=0.5, partition="dirichlet", participation=0.8)
     if name == "ddqn":
         torch.manual_seed(2)
-        code = Encoder.of(make_world(), 8)
+        code = Encoder.of(make_cut_costs(), 8)
         network = QNetwork(code.size, 16, 4)
         with torch.no_grad():
             network.body[0].weight[:, 4].mul_(20)  # a policy that heeds the cost so far
-        Agent(network, code, make_world(momentum=0.5).digest()).save(tmp_path / "p.safetensors")
+        Agent(network, code, make_cut_costs(momentum=0.5).digest()).save(tmp_path / "p.safetensors")
         config = with_values(config, policy=f"ddqn:{tmp_path / 'p.safetensors'}")
 
     def die(record):
@@ -211,8 +216,8 @@ def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "broken", on_round=die)
     resumed = train(config, tmp_path / "broken", resume=True)
-    assert (tmp_path / "whole" / "rounds.jsonl").read_bytes() == (tmp_path / "broken" / "rounds.jsonl").read_bytes()
-    a, b = whole.simulator.state.tensors(), resumed.simulator.state.tensors()
+    assert unchained(tmp_path / "whole") == unchained(tmp_path / "broken")
+    a, b = whole.engine.state.tensors(), resumed.engine.state.tensors()
     assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -222,7 +227,7 @@ def test_gamma_is_measured_once_and_kept_with_the_run(tmp_path, monkeypatch):
     gamma = RunFolder(tmp_path / "a").gamma()
     assert len(gamma) == 4 and all(g > 0 for g in gamma) and list(gamma) == sorted(gamma)
     (tmp_path / "a" / "summary.json").unlink()
-    monkeypatch.setattr("splitcast.run.estimate_gamma", None)  # must not be asked again
+    monkeypatch.setattr("splitcast.run.loop.estimate_gamma", None)  # must not be asked again
     assert train(config, tmp_path / "a", resume=True).rounds == whole.rounds
     (tmp_path / "a" / "gamma.json").write_text("[]")
     with pytest.raises(SplitcastError, match="gamma.json is damaged"):
@@ -263,7 +268,7 @@ def test_bad_policies_are_one_line_and_leave_nothing_behind(capsys, tmp_path, fl
 
 
 def test_policies_for_another_cell_are_refused(capsys, tmp_path):
-    code = Encoder.of(make_world(), 8)  # 4 clients
+    code = Encoder.of(make_cut_costs(), 8)  # 4 clients
     Agent(QNetwork(code.size, 4, 4), code, "").save(tmp_path / "p.safetensors")
     line = refused(
         capsys, "train", *TINY, "--policy", f"ddqn:{tmp_path / 'p.safetensors'}", "--out", str(tmp_path / "r")
@@ -293,7 +298,7 @@ def test_sfl_gb_suits_itself_to_the_cut_that_a_policy_picks():
             sent = {kind: n for kind, n in here.kinds.items() if not kind.endswith("migration")}
             assert here.cut != cut or sent == there.kinds
     assert [r.cut for r in moved if "up.migration" in r.kinds] == []  # cut 4 averages in every round
-    world = World(Scenario.of(config, MODEL, 10))
+    world = CutCosts(Scenario.of(config, MODEL, TASK))
     assert world.trace(8).move_s[3, 3, 0] == 0 < world.trace(8).move_s[3, 1, 0]
 
 
@@ -318,10 +323,10 @@ def test_learn_then_train_from_the_command_line(capsys, tmp_path, monkeypatch):
     assert "fl has no cut" in refused(capsys, "learn", *TINY, "--scheme", "fl", "--out", str(tmp_path / "x"))
 
 
-def test_recut_before_the_first_round_is_free():
+def test_placing_before_the_first_round_is_free():
     sim = make_simulator(QUICK, data.load("mnist-mini"))
     ledger = Ledger()
-    sim.recut(3, ledger)
+    sim.place(sim.scheme.place(3, sim.model.depth), ledger)
     assert ledger.total("up") == 0 and ledger.total("down") == 4 * (SIZES[2] - SIZES[0])
     assert (
         train(with_values(QUICK, policy=f"{__name__}:zigzag", rounds=1)).rounds[0].kinds.keys() & {"down.migration"}
@@ -330,6 +335,6 @@ def test_recut_before_the_first_round_is_free():
 
 
 def test_costs_of_one_episode_can_be_taken_apart():
-    known = make_world().trace(3)
-    assert isinstance(known, Costs)
+    known = make_cut_costs().trace(3)
+    assert isinstance(known, EpisodeCosts)
     assert known.gains.shape == (3, 4) and known.cost.shape == (3, 4) and known.move_s.shape == (3, 4, 4)

@@ -5,24 +5,33 @@ import math
 import re
 import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from splitcast.cli import main, parse
-from splitcast.compare import rows
-from splitcast.config import Config, with_values
-from splitcast.errors import SplitcastError
-from splitcast.figures import COLOURS
-from splitcast.options import TrainOptions
-from splitcast.records import RoundRecord, RunFolder
-from splitcast.report import write_report
-from splitcast.report.clients import breakdown, held_up
-from splitcast.report.document import bytes_per_kind, clean, columns, document, measured, segments, train_command
-from splitcast.report.page import render
-from splitcast.report.runs import read_runs
-from splitcast.run import train
+from splitcast.base.config import Config, leaves, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main, parse
+from splitcast.cli.options import TrainOptions
+from splitcast.run.loop import train
+from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.studies.compare import rows
+from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.report import write_report
+from splitcast.studies.report.clients import breakdown, held_up
+from splitcast.studies.report.document import (
+    bytes_per_kind,
+    clean,
+    columns,
+    document,
+    measured,
+    segments,
+    train_command,
+)
+from splitcast.studies.report.page import render
+from splitcast.studies.report.runs import Run, read_runs
 
 TINY = with_values(Config(), arch="cnn-small", rounds=6, batch=4, clients=4, eval_every=2)
 
@@ -160,8 +169,8 @@ def test_the_command_gives_the_same_configuration(values):
 
 
 def test_the_document_is_strict_json_whatever_the_numbers(tmp_path):
-    write_run(tmp_path / "run", records=[record(1, drift=math.inf, test_loss=math.nan)])
-    found = document(read_runs([tmp_path / "run"]))
+    unrecordable = [record(1, drift=math.inf, test_loss=math.nan)]
+    found = document([Run("run", tmp_path / "run", TINY, unrecordable, gamma=(), summary=None)])
     assert found["runs"][0]["columns"]["drift"] == [None]
     json.dumps(found, allow_nan=False)
     assert clean((1, True, "x", 1e-9)) == [1, True, "x", 1e-9]
@@ -190,7 +199,7 @@ def test_the_chart_library_is_the_one_it_says_it_is():
     from hashlib import sha256
     from importlib.resources import files
 
-    vendor = files("splitcast.report") / "assets" / "vendor"
+    vendor = files("splitcast.studies.report") / "assets" / "vendor"
     digest = sha256((vendor / "echarts.common.min.js").read_bytes()).hexdigest()
     assert digest in (vendor / "README.md").read_text(encoding="utf-8")
     assert "Apache License" in (vendor / "LICENSE").read_text(encoding="utf-8")
@@ -216,11 +225,17 @@ def test_folders_of_runs_and_single_runs_mix_and_keep_apart(tmp_path, capsys):
 def test_old_records_without_optional_fields_are_read(tmp_path):
     path = write_run(tmp_path / "old", records=[record(1)])
     line = json.loads((path / "rounds.jsonl").read_text())
-    for field in ("rank", "dropped_energy", "gamma", "test_loss", "test_accuracy"):
+    for field in ("chain", "metrics", "wall_s", "failures", "test_loss", "test_accuracy"):
         del line[field]
+    (path / "run.json").unlink()
     (path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
-    found = document(read_runs([path]))
+    with pytest.warns(UserWarning, match="old is of an older version"):
+        found = document(read_runs([path]))
     assert found["target"] is None and found["runs"][0]["accuracy"] is None
+    (path / "rounds.jsonl").write_text(json.dumps(line | {"rank": 8, "dropped_energy": 0.25, "gamma": None}) + "\n")
+    with pytest.warns(UserWarning, match="rank, dropped_energy and gamma are read as metrics"):
+        known = document(read_runs([path]))["runs"][0]["columns"]
+    assert (known["rank"], known["dropped"]) == ([8], [0.25]) and "gamma" not in known
 
 
 def test_an_unfinished_run_shows_its_last_test(tmp_path):
@@ -241,20 +256,73 @@ def refused(capsys, *args):
     return line
 
 
+OWN_ARCH = """
+from pathlib import Path
+
+from splitcast.model.cnn import small_cnn
+
+Path(__file__).with_name("imported").touch()
+
+
+def build(input_shape, classes):
+    return small_cnn(input_shape, classes)
+"""
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """A file that is there once the module has been imported."""
+    (tmp_path / "antigravity_like_module.py").write_text(OWN_ARCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "imported"
+    sys.modules.pop("antigravity_like_module", None)
+
+
+def test_modules_that_a_run_names_are_imported_for_who_trusts_it(tmp_path, capsys, imported):
+    trained = train(TINY).rounds
+    run = write_run(tmp_path / "run", with_values(TINY, arch="antigravity_like_module:build"), trained)
+
+    def shown(*flags):
+        main(["report", str(run), *flags])
+        capsys.readouterr()
+        page = (run / "report.html").read_text(encoding="utf-8")
+        embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
+        return json.loads(embedded[1])["runs"][0]["clients"]
+
+    clients = shown()
+    assert "'antigravity_like_module:build' may not be imported" in clients["missing"] and "parts_s" not in clients
+    assert not imported.exists()
+    clients = shown("--trust")
+    assert imported.exists() and len(clients["parts_s"]["uplink"]) == TINY.data.clients
+
+
+@pytest.mark.parametrize("key", [name for name, value in leaves(Config()).items() if isinstance(value, str)])
+def test_a_report_imports_nothing_whatever_a_run_names(tmp_path, imported, key):
+    run = write_run(tmp_path / "run", with_values(TINY, **{key: "antigravity_like_module:build"}), [record(1)])
+    write_report([run])
+    assert not imported.exists()
+
+
+def test_a_summary_of_anybodys_is_shown(tmp_path):
+    run = write_run(tmp_path / "run", records=[record(1)], summary={"versions": ["torch"], "wall_seconds": 1.0})
+    assert document(read_runs([run]))["runs"][0]["versions"] == {}
+
+
 def test_bad_input_is_one_line(tmp_path, capsys):
     assert "name a run folder" in refused(capsys)
     assert "not a folder" in refused(capsys, tmp_path / "absent")
     assert "not a run folder and holds none" in refused(capsys, tmp_path)
     begun = write_run(tmp_path / "begun")
+    assert not (begun / "rounds.jsonl").exists() and "no finished round" in refused(capsys, begun)
+    (begun / "rounds.jsonl").touch()
     assert "no finished round" in refused(capsys, begun)
-    (begun / "rounds.jsonl").unlink()
-    assert "no rounds.jsonl" in refused(capsys, begun)
     (begun / "rounds.jsonl").write_text("{}\n")
     assert "line 1 is not a round" in refused(capsys, begun)
     for bad in ({"round": "one"}, {"kinds": None}, {"latency_s": "fast"}):
-        (begun / "rounds.jsonl").write_text(
-            json.dumps(vars(record(1))) + "\n" + json.dumps(vars(record(2)) | bad) + "\n"
-        )
+        (begun / "rounds.jsonl").unlink()
+        RunFolder(begun).append(record(1))
+        with (begun / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(vars(record(2)) | bad) + "\n")
         assert f"line 2 has a bad {next(iter(bad))}" in refused(capsys, begun)
     (begun / "rounds.jsonl").write_bytes(b"\xff\xfe\n")
     assert "damaged" in refused(capsys, begun)

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from splitcast.cli import main
-from splitcast.config import Config, with_values
-from splitcast.records import RoundRecord, RunFolder
-from splitcast.reproduce import FIGURES, claims
-from splitcast.reproduce.draw import reached, to_target, verdict
-from splitcast.reproduce.study import Study, name_of, round_seconds
-from splitcast.run import train
+from splitcast.base.config import Config, with_values
+from splitcast.cli.main import main
+from splitcast.run.loop import train
+from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.studies.reproduce import FIGURES, claims
+from splitcast.studies.reproduce.draw import reached, to_target, verdict
+from splitcast.studies.reproduce.study import Study, name_of, round_seconds
 
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 

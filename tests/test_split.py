@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from splitcast.errors import SplitcastError
-from splitcast.models import build
-from splitcast.split import SplitModel
+from splitcast.base.errors import SplitcastError
+from splitcast.cost.privacy import client_fraction, legal, privacy
+from splitcast.model import build
+from splitcast.model.split import SplitModel
+from splitcast.training.placement import Placement, Segment
 
 
 def test_profile_by_hand():
@@ -54,6 +56,25 @@ def test_same_seed_same_weights_and_the_global_generator_is_untouched():
 def test_illegal_cuts_are_refused_with_the_legal_ones(cut):
     with pytest.raises(SplitcastError, match=rf"cut: {cut} is not legal; choose 1\.\.4"):
         build("cnn", (1, 28, 28), 10, seed=0).check_cut(cut)
+    with pytest.raises(SplitcastError, match=rf"cut: {cut} is not legal; choose 1\.\.4"):
+        Placement.split(cut, depth=5)
+
+
+def test_segments_by_hand():
+    """Three segments of three linear layers: parameters 4·3 + 3, 3·2 + 2 and 2·5 + 5."""
+    model = SplitModel([nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 5)], (4,))
+    ends = Placement((Segment("client", 0, 1), Segment("server", 1, 2), Segment("client", 2, 3)))
+    assert (ends.cut, ends.depth) == (1, 3)
+    assert [ends.side(name) for name in model.initial()] == ["client"] * 2 + ["server"] * 2 + ["client"] * 2
+    # backward: the weight gradient, and the gradient at the input wherever somebody is before
+    assert [model.flops(s.start, s.stop) for s in ends.segments] == [(24, 24), (12, 24), (20, 40)]
+    assert client_fraction(model, ends) == 30 / 38
+    assert privacy(model, ends) == pytest.approx(math.log(1 + 30 / 38))
+    assert legal(model, [ends, Placement.split(1, 3), Placement.whole(3)], 0.5) == [True, False, True]
+    with pytest.raises(SplitcastError, match="epsilon: 0.7 leaves no cut; the largest feasible value is 0.693147"):
+        legal(model, [Placement.whole(3)], 0.7)
+    with pytest.raises(SplitcastError, match="placement: segments must follow each other"):
+        Placement((Segment("client", 0, 1), Segment("server", 2, 3)))
 
 
 def test_unsplittable_models_are_refused():
@@ -73,7 +94,7 @@ def test_unsplittable_models_are_refused():
 
 
 def test_unknown_architectures_are_refused():
-    with pytest.raises(SplitcastError, match="arch: unknown 'vgg'; choose one of cnn, cnn-small"):
+    with pytest.raises(SplitcastError, match="arch: unknown 'vgg'; choose one of cnn, cnn-small, or module:function"):
         build("vgg", (1, 28, 28), 10, seed=0)
     with pytest.raises(SplitcastError, match="arch: cannot import 'nowhere:f'"):
         build("nowhere:f", (1, 28, 28), 10, seed=0)

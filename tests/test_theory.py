@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from splitcast.config import SplitConfig, TrainConfig
+from splitcast.base.config import Config, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.batches import draw_batches
 from splitcast.engine.simulator import Simulator
-from splitcast.errors import SplitcastError
-from splitcast.schemes.feedback import Mean, Partial, Unicast
-from splitcast.schemes.schemes import scheme
-from splitcast.seeds import stream, torch_seed
-from splitcast.split import SplitModel
+from splitcast.model.split import SplitModel
+from splitcast.schemes.schemes import make_scheme
 from splitcast.theory import (
     Assumptions,
     Scalability,
@@ -34,6 +33,9 @@ from splitcast.theory import (
     monotone,
     theorem1,
 )
+from splitcast.theory.probe import Watcher, probe, vectors
+from splitcast.training.placement import Placement
+from splitcast.training.task import Classification
 
 L, HALF = 2.0, 2  # smoothness, coordinates on the client
 
@@ -333,13 +335,17 @@ def blocks():
 
 
 @pytest.fixture(scope="module")
-def task():
+def training():
     rng = np.random.default_rng(5)
     x = torch.from_numpy(rng.normal(size=(sum(SIZES), 1, 4, 4)))
     y = torch.from_numpy(rng.integers(CLASSES, size=sum(SIZES)))
     parts = np.split(rng.permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
     model = SplitModel(blocks(), (1, 4, 4))
-    return model, model.initial(torch.float64), x, y, parts
+    return model, Classification(CLASSES), model.initial(torch.float64), x, y, parts
+
+
+def scheme(name, **values):
+    return make_scheme(with_values(Config(), scheme=name, **values))
 
 
 def drawn(parts, batch, draw, seed=0):
@@ -373,9 +379,9 @@ def shares(parts):
     return sizes / sizes.sum()
 
 
-def test_gamma_equals_a_slow_loop(task):
-    model, params, x, y, parts = task
-    found = estimate_gamma(model, params, x, y, parts, batch=6, draws=3, seed=0)
+def test_gamma_equals_a_slow_loop(training):
+    model, task, params, x, y, parts = training
+    found = estimate_gamma(model, task, params, x, y, parts, batch=6, draws=3, seed=0)
     rho = shares(parts)
     per_draw = []
     for k in range(3):
@@ -394,32 +400,36 @@ def test_gamma_equals_a_slow_loop(task):
 
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_gamma_is_the_distance_between_the_steps_of_the_engine(task, cut):
-    _, _, x, y, parts = task
+def test_gamma_is_the_distance_between_the_steps_of_the_engine(training, cut):
+    _, _, _, x, y, parts = training
     halves = []
     for name in ("sfl-ga", "psl"):
-        config = TrainConfig(batch=6, lr=1.0, dtype="float64", seed=4)
-        sim = Simulator(SplitModel(blocks(), (1, 4, 4)), scheme(SplitConfig(scheme=name)), cut, x, y, parts, config)
+        config = with_values(Config(), scheme=name, cut=cut, batch=6, lr=1.0, dtype="float64", seed=4)
+        sim = Simulator(config, SplitModel(blocks(), (1, 4, 4)), Classification(CLASSES), x, y, parts)
         sim.round(0)
         halves.append(torch.cat([p.flatten(1) for p in sim.state.client.params.values()], 1))
     distance = float(sim.weights @ (halves[0] - halves[1]).square().sum(1))
-    model, params = task[:2]
-    assert estimate_gamma(model, params, x, y, parts, 6, 1, seed=4).raw[cut - 1] == pytest.approx(distance, rel=1e-9)
+    model, task, params = training[:3]
+    assert estimate_gamma(model, task, params, x, y, parts, 6, 1, seed=4).raw[cut - 1] == pytest.approx(
+        distance, rel=1e-9
+    )
 
 
-def test_gamma_is_zero_for_one_client_and_for_unicast(task):
-    model, params, x, y, parts = task
-    assert estimate_gamma(model, params, x, y, [np.arange(20)], 6, 2, 0).raw == (0.0, 0.0, 0.0)
-    assert full_batch_gamma(model, params, x, y, [np.arange(20)]) == [0.0, 0.0, 0.0]
-    assert estimate_gamma(model, params, x, y, parts, 6, 2, 0, feedback=Unicast()).raw == (0.0, 0.0, 0.0)
-    whole = estimate_gamma(model, params, x, y, parts, 6, 2, 0)
+def test_gamma_is_zero_for_one_client_and_for_unicast(training):
+    model, task, params, x, y, parts = training
+    assert estimate_gamma(model, task, params, x, y, [np.arange(20)], 6, 2, 0).raw == (0.0, 0.0, 0.0)
+    assert full_batch_gamma(model, task, params, x, y, [np.arange(20)]) == [0.0, 0.0, 0.0]
+    assert estimate_gamma(model, task, params, x, y, parts, 6, 2, 0, scheme=scheme("psl")).raw == (0.0, 0.0, 0.0)
+    whole = estimate_gamma(model, task, params, x, y, parts, 6, 2, 0)
     assert min(whole.raw) > 1e-6
-    assert estimate_gamma(model, params, x, y, parts, 6, 2, 0, feedback=Partial(1.0)).raw == pytest.approx(whole.raw)
+    assert estimate_gamma(
+        model, task, params, x, y, parts, 6, 2, 0, scheme=scheme("epsl", aggregate=1.0)
+    ).raw == pytest.approx(whole.raw)
 
 
-def test_full_batch_gamma_is_the_mean_over_all_meetings(task):
+def test_full_batch_gamma_is_the_mean_over_all_meetings(training):
     """Batches of one row: every pair of rows of two clients is equally likely."""
-    model, params, x, y, _ = task
+    model, task, params, x, y, _ = training
     parts = [np.array([0, 1, 2]), np.array([5, 9])]
     rho = shares(parts)
     slow, spread = [], []
@@ -428,26 +438,26 @@ def test_full_batch_gamma_is_the_mean_over_all_meetings(task):
         off = [[mixed[n] - own[n] for own, mixed in pairs] for n in (0, 1)]
         slow.append(sum(r * float(sum(d).div(6).square().sum()) for r, d in zip(rho, off, strict=True)))
         spread.append(sum(r * sum(float(v.square().sum()) for v in d) / 6 for r, d in zip(rho, off, strict=True)))
-    found = full_batch_gamma(model, params, x, y, parts)
+    found = full_batch_gamma(model, task, params, x, y, parts)
     assert found == pytest.approx(slow, rel=1e-9)
     assert all(full < mini for full, mini in zip(found, spread, strict=True))
 
 
-def test_full_batch_gamma_in_chunks_and_with_equal_clients(task, monkeypatch):
-    model, params, x, y, parts = task
-    whole = full_batch_gamma(model, params, x, y, parts)
-    zeta = estimate_heterogeneity(model, params, x, y, parts)
+def test_full_batch_gamma_in_chunks_and_with_equal_clients(training, monkeypatch):
+    model, task, params, x, y, parts = training
+    whole = full_batch_gamma(model, task, params, x, y, parts)
+    zeta = estimate_heterogeneity(model, task, params, x, y, parts)
     for module in ("gamma", "estimate"):
         monkeypatch.setattr(f"splitcast.theory.{module}.CHUNK", 4)
-    assert full_batch_gamma(model, params, x, y, parts) == pytest.approx(whole, rel=1e-10)
-    assert estimate_heterogeneity(model, params, x, y, parts) == pytest.approx(zeta, rel=1e-10)
-    two, four = (full_batch_gamma(model, params, x, y, [parts[0]] * n) for n in (2, 4))
+    assert full_batch_gamma(model, task, params, x, y, parts) == pytest.approx(whole, rel=1e-10)
+    assert estimate_heterogeneity(model, task, params, x, y, parts) == pytest.approx(zeta, rel=1e-10)
+    two, four = (full_batch_gamma(model, task, params, x, y, [parts[0]] * n) for n in (2, 4))
     assert np.array(two) * 9 / 4 == pytest.approx(np.array(four), rel=1e-9)  # (1 - 1/N)^2 ||Cov(J, s)||^2
 
 
-def test_gamma_is_no_function_of_phi(task):
+def test_gamma_is_no_function_of_phi(training):
     """Cuts 1 and 2 lie before and after a ReLU: the same parameters, another Gamma; the fit gives both one value."""
-    found, full = estimate_gamma(*task, batch=6, draws=2, seed=0), full_batch_gamma(*task)
+    found, full = estimate_gamma(*training, batch=6, draws=2, seed=0), full_batch_gamma(*training)
     assert found.phi[0] == found.phi[1]
     assert abs(full[0] - full[1]) > 0.02 * full[0]
     assert found.raw[0] != found.raw[1]
@@ -463,11 +473,12 @@ def test_gamma_may_fall_when_phi_grows():
     params = model.initial(torch.float64)
     x, y = torch.randn(200, 4, dtype=torch.float64), torch.zeros(200, dtype=torch.int64)
     parts = np.split(np.arange(200), 4)
-    found = estimate_gamma(model, params, x, y, parts, 32, 5, 0)
+    task = Classification(2)
+    found = estimate_gamma(model, task, params, x, y, parts, 32, 5, 0)
     assert found.phi[0] < found.phi[1]
     assert found.raw[0] > 2 * found.raw[1]
     assert found.fitted[0] == found.fitted[1] == pytest.approx(sum(found.raw) / 2)
-    full = full_batch_gamma(model, params, x, y, parts)
+    full = full_batch_gamma(model, task, params, x, y, parts)
     assert full[0] > 2 * full[1]
 
 
@@ -478,22 +489,22 @@ def softmax_at_zero():
     y = torch.from_numpy(rng.integers(4, size=80))
     model = SplitModel([nn.Flatten(), nn.Linear(6, 4)], (1, 6))
     params = {name: torch.zeros_like(p) for name, p in model.initial(torch.float64).items()}
-    return model, params, torch.from_numpy(x), y, np.c_[x.reshape(80, 6), np.ones(80)]
+    return model, Classification(4), params, torch.from_numpy(x), y, np.c_[x.reshape(80, 6), np.ones(80)]
 
 
 def test_smoothness_of_softmax_regression():
     """The Hessian is (I/C - 11^T/C^2) (x) X^T X / m."""
-    model, params, x, y, rows = softmax_at_zero()
+    model, task, params, x, y, rows = softmax_at_zero()
     known = np.linalg.eigvalsh(rows.T @ rows / 80)[-1] / 4
-    assert estimate_smoothness(model, params, x, y, seed=0) == pytest.approx(known, rel=0.02)
-    assert estimate_smoothness(model, params, x, y, seed=1, tolerance=1e-6) == pytest.approx(known, rel=1e-6)
+    assert estimate_smoothness(model, task, params, x, y, seed=0) == pytest.approx(known, rel=0.02)
+    assert estimate_smoothness(model, task, params, x, y, seed=1, tolerance=1e-6) == pytest.approx(known, rel=1e-6)
     with pytest.raises(SplitcastError, match="iterations: 1 do not reach tolerance 0.01"):
-        estimate_smoothness(model, params, x, y, seed=0, iterations=1)
+        estimate_smoothness(model, task, params, x, y, seed=0, iterations=1)
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
-def test_smoothness_equals_the_dense_hessian(task, scale):
-    model, params, x, y, _ = task
+def test_smoothness_equals_the_dense_hessian(training, scale):
+    model, task, params, x, y, _ = training
     params = {name: scale * p for name, p in params.items()}
     names, sizes = list(params), [p.numel() for p in params.values()]
 
@@ -503,7 +514,7 @@ def test_smoothness_equals_the_dense_hessian(task, scale):
 
     dense = torch.autograd.functional.hessian(loss, flat(params.values()))
     known = float(torch.linalg.eigvalsh(dense).abs().max())
-    assert estimate_smoothness(model, params, x, y, seed=0, tolerance=1e-4) == pytest.approx(known, rel=1e-3)
+    assert estimate_smoothness(model, task, params, x, y, seed=0, tolerance=1e-4) == pytest.approx(known, rel=1e-3)
 
 
 def test_variance_is_that_of_sampling_without_replacement():
@@ -511,54 +522,75 @@ def test_variance_is_that_of_sampling_without_replacement():
 
     Clients draw independently, so nu = sum (rho^n)^2 sigma_n^2.
     """
-    model, params, x, y, rows = softmax_at_zero()
+    model, task, params, x, y, rows = softmax_at_zero()
     parts, known = np.split(np.arange(80), [40, 65]), []
     rho = shares(parts)
     for part in parts:
         grads = np.einsum("mc,md->mcd", 1 / 4 - np.eye(4)[y[part]], rows[part])
         known.append(grads.var(0, ddof=1).sum() * (1 - 8 / len(part)) / 8)
-    found = estimate_variance(model, params, x, y, parts, batch=8, draws=400, seed=0)
+    found = estimate_variance(model, task, params, x, y, parts, batch=8, draws=400, seed=0)
     assert found.per_client == pytest.approx(rho @ known, rel=0.03)
     assert found.of_mean == pytest.approx(rho**2 @ known, rel=0.03)
 
 
 @pytest.mark.parametrize("cut", [1, 3])
-@pytest.mark.parametrize("feedback", [Unicast(), Mean()])
-def test_variance_equals_a_slow_loop(task, cut, feedback):
-    model, params, x, y, parts = task
+@pytest.mark.parametrize("name", ["sfl", "sfl-ga"])
+def test_variance_equals_a_slow_loop(training, cut, name):
+    model, task, params, x, y, parts = training
     rho = torch.from_numpy(shares(parts))
-    found = estimate_variance(model, params, x, y, parts, 4, 6, 0, cut, feedback)
-    kind = int(isinstance(feedback, Mean))
+    found = estimate_variance(
+        model, task, params, x, y, parts, 4, 6, 0, Placement.split(cut, model.depth), scheme(name)
+    )
+    kind = int(name == "sfl-ga")
     grads = torch.stack([torch.stack(applied(cut, x, y, drawn(parts, 4, k), rho)[kind]) for k in range(6)])  # (6, N, p)
     assert found.per_client == pytest.approx(float(rho @ grads.var(0).sum(1)), rel=1e-9)
     assert found.of_mean == pytest.approx(float((rho[:, None] * grads).sum(1).var(0).sum()), rel=1e-9)
 
 
-def test_heterogeneity_equals_a_slow_loop(task):
-    model, params, x, y, parts = task
+def test_gradients_that_are_looked_at_hang_on_no_graph(training):
+    """Else the running sums over many draws would keep every draw in memory."""
+    _, task, _, _, y, parts = training
+    model = SplitModel([nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 6)), nn.Linear(6, CLASSES)], (4,))
+    client, server = Watcher(vectors), Watcher(vectors)
+    given = (scheme("sfl"), Placement.split(2, 3), model, task, model.initial(), torch.randn(28, 4), y, parts, 4, 0, 0)
+    probe(*given, client=client, server=server)
+    assert client.found().shape == (3, 4 * 8 + 8 + 8 * 6 + 6)
+    assert server.found().shape == (3, 6 * CLASSES + CLASSES)
+    assert not client.found().requires_grad
+    assert not server.found().requires_grad
+
+
+def test_heterogeneity_equals_a_slow_loop(training):
+    model, task, params, x, y, parts = training
     rho = shares(parts)
     local = [applied(1, x, y, [part], [1.0])[0][0] for part in parts]
     mean = sum(r * g for r, g in zip(rho, local, strict=True))
     slow = sum(r * float((g - mean).square().sum()) for r, g in zip(rho, local, strict=True))
-    assert estimate_heterogeneity(model, params, x, y, parts) == pytest.approx(slow, rel=1e-9)
+    assert estimate_heterogeneity(model, task, params, x, y, parts) == pytest.approx(slow, rel=1e-9)
     same = [parts[0], parts[0]]
-    assert estimate_heterogeneity(model, params, x, y, same) == pytest.approx(0, abs=1e-12)
+    assert estimate_heterogeneity(model, task, params, x, y, same) == pytest.approx(0, abs=1e-12)
 
 
-def test_random_layers_are_the_same_forward_and_back():
+@pytest.mark.parametrize("together", [True, False])
+def test_random_layers_are_the_same_forward_and_back(together, monkeypatch):
+    """One draw for all clients whose gradients fit into memory; else one after the other, run again on the way back."""
+    if not together:
+        monkeypatch.setattr("splitcast.theory.probe.CHUNK_BYTES", 1)
     torch.manual_seed(0)
     layers = [nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)]
     model, whole = SplitModel(layers, (4,)), nn.Sequential(*layers)
     x, y, parts = torch.randn(12, 4), torch.arange(12) % 2, np.split(np.arange(12), 2)
     before = torch.get_rng_state()
-    found = estimate_gamma(model, model.initial(), x, y, parts, 6, 2, 0)
+    found = estimate_gamma(model, Classification(2), model.initial(), x, y, parts, 6, 2, 0)
     assert torch.equal(before, torch.get_rng_state())
     slow = 0.0
     for k in range(2):
         passes, backs = [], []
-        for n, mine in enumerate(drawn(parts, 6, k)):
-            torch.manual_seed(torch_seed(0, "layers", 0, k, n))
-            smashed = whole[:2](x[mine])
+        rows = drawn(parts, 6, k)
+        torch.manual_seed(torch_seed(0, "layers", 0, k))
+        masks = whole[1](torch.ones(2, 6, 8)) if together else [whole[1](torch.ones(1, 6, 8))[0] for _ in rows]
+        for mask, mine in zip(masks, rows, strict=True):
+            smashed = whole[0](x[mine]) * mask
             seen = smashed.detach().requires_grad_()
             F.cross_entropy(whole[2:](seen), y[mine]).backward()
             passes.append(smashed)
@@ -569,9 +601,9 @@ def test_random_layers_are_the_same_forward_and_back():
     assert found.raw[1] == pytest.approx(slow, rel=1e-5)
 
 
-def test_too_few_draws_are_named(task):
-    model, params, x, y, parts = task
+def test_too_few_draws_are_named(training):
+    model, task, params, x, y, parts = training
     with pytest.raises(SplitcastError, match="draws: 0; choose at least 1"):
-        estimate_gamma(model, params, x, y, parts, 4, 0, 0)
+        estimate_gamma(model, task, params, x, y, parts, 4, 0, 0)
     with pytest.raises(SplitcastError, match="draws: 1; choose at least 2"):
-        estimate_variance(model, params, x, y, parts, 4, 1, 0)
+        estimate_variance(model, task, params, x, y, parts, 4, 1, 0)

@@ -4,21 +4,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from splitcast.config import Config, with_values
+    from splitcast.base.config import Config, with_values
+    from splitcast.base.errors import SplitcastError
     from splitcast.data import from_datasets, from_tensors
-    from splitcast.errors import SplitcastError
-    from splitcast.run import Result, train
-    from splitcast.split import SplitModel
+    from splitcast.model.split import SplitModel
+    from splitcast.run.loop import Result, train
 
 _HOMES = {
-    "Config": "config",
-    "Result": "run",
-    "SplitModel": "split",
-    "SplitcastError": "errors",
+    "Config": "base.config",
+    "Result": "run.loop",
+    "SplitModel": "model.split",
+    "SplitcastError": "base.errors",
     "from_datasets": "data",
     "from_tensors": "data",
-    "train": "run",
-    "with_values": "config",
+    "train": "run.loop",
+    "with_values": "base.config",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """`python -m splitcast`."""
 
-from splitcast.cli import main
+from splitcast.cli.main import main
 
 main()

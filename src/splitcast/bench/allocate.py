@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from splitcast.allocate.allocate import allocate
+from splitcast.allocate.rate import ShannonRate
+from splitcast.allocate.reference import solve_cvxpy
+from splitcast.base.config import NetworkConfig
 from splitcast.bench.rows import Row, interleaved_medians
-from splitcast.ccc.allocate import allocate
-from splitcast.ccc.rate import ShannonRate
-from splitcast.ccc.reference import solve_cvxpy
-from splitcast.config import NetworkConfig
-from splitcast.network.cell import cell
-from splitcast.network.channel import channel
-from splitcast.network.channel import record as draw
+from splitcast.cost.cell import cell
+from splitcast.cost.channel import channel
+from splitcast.cost.channel import record as draw
 
 CLIENTS, BATCH, RESOLVED = 10, 1000, 20
 MANY = (10_000, 100_000)

@@ -8,17 +8,18 @@ import time
 from functools import partial
 from typing import Any
 
+from splitcast.allocate.rate import ShannonRate
+from splitcast.allocate.reference import solve_cvxpy
+from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.bench.allocate import instances
 from splitcast.bench.rows import Row, interleaved_medians
-from splitcast.ccc.ddqn import learn
-from splitcast.ccc.env import VectorCutEnv
-from splitcast.ccc.policies import best_path
-from splitcast.ccc.rate import ShannonRate
-from splitcast.ccc.reference import solve_cvxpy
-from splitcast.ccc.scenario import Scenario
-from splitcast.ccc.world import World
-from splitcast.config import Config, LearnConfig, with_values
-from splitcast.models import build
+from splitcast.cost.scenario import Scenario
+from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.ddqn import learn
+from splitcast.cutting.env import VectorCutEnv
+from splitcast.cutting.policies import best_path
+from splitcast.model import build
+from splitcast.training.task import Classification
 
 ROUNDS, SOLVES = 100, 20
 
@@ -26,7 +27,8 @@ ROUNDS, SOLVES = 100, 20
 def ccc(repeats: int) -> list[Row]:
     """Every figure of `splitcast bench ccc`; learning runs once, it is long enough."""
     config = with_values(Config(), workload="paper", epsilon=1e-3)
-    world = World(Scenario.of(config, build("cnn", (1, 28, 28), 10, seed=0), classes=10), charge_moves=False)
+    model, task = build("cnn", (1, 28, 28), 10, seed=0), Classification(10)
+    world = CutCosts(Scenario.of(config, model, task), charge_moves=False)
     settings, clients = LearnConfig(), world.clients
     case = f"ccc.n{clients}_t{ROUNDS}_e{settings.episodes}"
     start = time.perf_counter()

@@ -15,18 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from splitcast.base.config import Config, with_values
 from splitcast.bench.rows import Row, interleaved_medians
-from splitcast.config import SplitConfig, TrainConfig
 from splitcast.engine.simulator import Simulator
-from splitcast.models import build
-from splitcast.schemes.schemes import scheme
-from splitcast.split import SplitModel
+from splitcast.model import build
+from splitcast.model.split import SplitModel
+from splitcast.training.task import Classification
 
 SHAPE, CLASSES, LR = (1, 28, 28), 10, 0.01
 CASES: list[tuple[int, int, tuple[int, ...]]] = [
     (10, 32, (1, 2, 3, 4)),
     (100, 4, (1, 2, 3, 4)),
-    (1000, 1, (1, 2)),
+    (1000, 1, (1, 2, 3, 4)),
 ]
 """Clients, batch, cuts."""
 
@@ -70,7 +70,8 @@ def samples(count: int) -> tuple[Tensor, Tensor]:
 
 def _simulator(model: SplitModel, name: str, cut: int, clients: int, batch: int, x: Tensor, y: Tensor) -> Simulator:
     parts = np.split(np.arange(len(y)), clients)
-    return Simulator(model, scheme(SplitConfig(scheme=name)), cut, x, y, parts, TrainConfig(batch=batch, lr=LR))
+    config = with_values(Config(), scheme=name, cut=cut, clients=clients, batch=batch, lr=LR)
+    return Simulator(config, model, Classification(CLASSES), x, y, parts)
 
 
 def _round(simulator: Simulator) -> Callable[[], object]:

@@ -16,14 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from splitcast.base.config import Config, to_toml, with_values
+from splitcast.base.errors import SplitcastError
 from splitcast.bench.rows import Row
-from splitcast.config import Config, to_toml, with_values
 from splitcast.deploy.console import Operator
 from splitcast.deploy.kits import deployment_in, make_kits
 from splitcast.deploy.processes import start, stop
 from splitcast.deploy.supervise import wait_for_sites
-from splitcast.engine.roster import PARTS, Limits
-from splitcast.errors import SplitcastError
+from splitcast.remote.sites import PARTS, Limits
 
 SITES = ("site-1", "site-2")
 MODELS = "cnn-small:128 cnn:16"
@@ -56,18 +56,17 @@ def _measured(here: Path, repeats: int) -> dict[str, dict[str, float]]:
     folder, file = here / "kits", here / "deployment.toml"
     sites = "".join(f'[sites.{name}]\ndata = "part:{n}"\n' for n, name in enumerate(SITES))
     file.write_text(f"[server]\nport = {_free_port()}\n{sites}", encoding="utf-8")
-    make_kits(file, folder, ["splitcast.bench.flare_job."])
+    job = "splitcast.bench.flare_job"
+    server, client = f"{job}.EchoTrainer", f"{job}.EchoClient"
+    make_kits(file, folder, [server, client])
     config = with_values(Config(), scheme="psl", clients=len(SITES), rounds=3 + 5 * repeats)
     limits = asdict(Limits()) | {"call_timeout_s": 60.0}
     trainer: dict[str, Any] = {"config": to_toml(config), "run": "bench", "folder": str(here), "sites": list(SITES)}
-    job = "splitcast.bench.flare_job"
     try:
         start(folder)
         with Operator(folder) as operator:
             wait_for_sites(operator, deployment_in(folder), PATIENCE_S, len(SITES))
-            operator.submit(
-                trainer | {"limits": limits, "test": MODELS}, server=f"{job}.EchoTrainer", client=f"{job}.EchoClient"
-            )
+            operator.submit(trainer | {"limits": limits, "models": MODELS}, server=server, client=client)
         return _awaited(here / "measured.json")
     finally:
         stop(folder)

@@ -9,26 +9,28 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from splitcast.config import Config, from_toml, with_values
+from splitcast.base.config import Config, from_toml, with_values
+from splitcast.base.files import write_atomically
 from splitcast.deploy.job import Client, Trainer
-from splitcast.records import write_atomically
+from splitcast.deploy.samples import server_dataset
+from splitcast.remote.flare import for_the_server
 from splitcast.schemes.messages import Ledger
 
 
 class EchoClient(Client):
     """A site that also answers bare calls."""
 
-    @collab.publish  # type: ignore[untyped-decorator]
+    @for_the_server
     def echo(self, data: bytes) -> dict[str, Any]:
         """Send everything back."""
         return {"data": data}
 
-    @collab.publish  # type: ignore[untyped-decorator]
+    @for_the_server
     def sink(self, data: bytes) -> dict[str, Any]:
         """Send nothing back."""
         return {}
 
-    @collab.publish  # type: ignore[untyped-decorator]
+    @for_the_server
     def source(self, size: int) -> dict[str, Any]:
         """Send so many bytes."""
         return {"data": bytes(size)}
@@ -37,21 +39,26 @@ class EchoClient(Client):
 class EchoTrainer(Trainer):
     """Rounds and bare calls of the same size take turns; medians go to a file."""
 
+    def __init__(self, models: str, **trainer: Any) -> None:
+        """``models`` are arch:batch, with spaces between."""
+        super().__init__(**trainer)
+        self.models = models.split()
+
     @collab.main  # type: ignore[untyped-decorator]
     def main(self) -> None:
-        """Measure every model in ``test``, a list of arch:batch."""
-        models, self.test = self.test.split(), ""
+        """Measure every model."""
+        self.prepare()
         found = {}
-        for model in models:
+        for model in self.models:
             arch, batch = model.split(":")
             found[model] = self.measure(with_values(from_toml(self.config), arch=arch, batch=int(batch)))
         write_atomically(Path(self.folder) / "measured.json", json.dumps(found).encode())
 
     def measure(self, config: Config) -> dict[str, float]:
         """Medians of one model."""
-        federation = self.federation(config)
+        federation = self.federation(config, server_dataset("", config))
         federation.start()
-        line, everyone = federation.roster.line, sorted(federation.roster.present)
+        line, everyone = federation.sites.transport, sorted(federation.sites.present)
         rows: dict[str, list[float]] = {}
         for t in range(1, config.train.rounds + 1):
             ledger = Ledger()

@@ -10,14 +10,14 @@ from functools import partial
 import numpy as np
 import torch
 
+from splitcast.base.codec import CODECS
+from splitcast.base.config import Config, with_values
 from splitcast.bench.engine import CLASSES, LR, SHAPE, samples
 from splitcast.bench.rows import Row, interleaved_medians
-from splitcast.config import SplitConfig, TrainConfig
 from splitcast.engine.simulator import Simulator
-from splitcast.models import build
+from splitcast.model import build
 from splitcast.schemes.basis import factorise
-from splitcast.schemes.codec import CODECS
-from splitcast.schemes.schemes import scheme
+from splitcast.training.task import Classification
 
 CASES = [(10, 32), (1000, 1)]
 """Clients, batch."""
@@ -37,8 +37,8 @@ def _overhead(clients: int, batch: int, repeats: int) -> list[Row]:
     parts = np.split(np.arange(len(y)), clients)
     turns: dict[str, Callable[[], object]] = {}
     for name in ("sfl", "sfl-gb"):
-        split, train = SplitConfig(scheme=name, sync_every=1), TrainConfig(batch=batch, lr=LR)
-        turns[name] = partial(Simulator(model, scheme(split), 1, x, y, parts, train).round, 1)
+        config = with_values(Config(), scheme=name, sync_every=1, clients=clients, batch=batch, lr=LR)
+        turns[name] = partial(Simulator(config, model, Classification(CLASSES), x, y, parts).round, 1)
     shape = model.smashed_shape(1)
     smashed = torch.randn(clients, batch, *shape, generator=torch.Generator().manual_seed(0))
     flat, weights = smashed.flatten(0, 1).flatten(1), torch.full((clients * batch,), 1 / clients)

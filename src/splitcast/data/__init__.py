@@ -1,13 +1,13 @@
 """Datasets, their division among clients, and mini-batches."""
 
 from splitcast.data.batches import draw_batches
-from splitcast.data.datasets import NAMES, ImageData, cache_folder, from_datasets, from_tensors, load
+from splitcast.data.datasets import NAMES, Dataset, cache_folder, from_datasets, from_tensors, load
 from splitcast.data.fetch import fetch
 from splitcast.data.partition import partition
 
 __all__ = [
     "NAMES",
-    "ImageData",
+    "Dataset",
     "cache_folder",
     "draw_batches",
     "fetch",

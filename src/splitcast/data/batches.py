@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.config import TrainConfig
-from splitcast.errors import SplitcastError
-from splitcast.seeds import stream
+from splitcast.base.config import TrainConfig
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream
 
 
 def draw_batches(sizes: NDArray[np.int64], batch: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -37,6 +37,20 @@ def draw_batches(sizes: NDArray[np.int64], batch: int, rng: np.random.Generator)
     for n in np.flatnonzero(enough & repeats):
         rows[n] = _floyd(rows[n].tolist(), int(first[n]))
     return np.take_along_axis(rows, order, axis=1)
+
+
+def draw_batch(size: int, batch: int, rng: np.random.Generator, client: int) -> NDArray[np.int64]:
+    """The row of one client in `draw_batches`, without drawing those of the others.
+
+    >>> sizes, seed = np.array([9, 7, 8]), 5
+    >>> together = draw_batches(sizes, 3, stream(seed, "batch")).tolist()
+    >>> [draw_batch(sizes[n], 3, stream(seed, "batch"), n).tolist() for n in range(3)] == together
+    True
+    """
+    bits = rng.bit_generator
+    assert isinstance(bits, np.random.PCG64)
+    bits.advance(client * batch)  # a number of the others each
+    return np.asarray(draw_batches(np.array([size]), batch, rng)[0])
 
 
 def _floyd(draws: list[int], first: int) -> list[int]:

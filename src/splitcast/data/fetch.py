@@ -2,7 +2,6 @@
 
 import hashlib
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +11,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 
+from splitcast.base.errors import SplitcastError, one_of
 from splitcast.data.catalog import RECIPES
-from splitcast.data.datasets import ARRAYS, cache_folder
+from splitcast.data.datasets import ARRAYS, cache_folder, stored_array
 from splitcast.data.sources import Parts, Recipe, Report
-from splitcast.errors import SplitcastError, one_of
 
 
 def fetch(
@@ -47,9 +46,8 @@ def fetch(
 
 def _is_whole(path: Path) -> bool:
     try:
-        with zipfile.ZipFile(path) as stored:
-            return set(stored.namelist()) == {f"{key}.npy" for key in ARRAYS} and stored.testzip() is None
-    except (OSError, zipfile.BadZipFile):
+        return all(stored_array(path, key).size for key in ARRAYS)  # which compares checksums
+    except SplitcastError:
         return False
 
 

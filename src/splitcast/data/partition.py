@@ -7,7 +7,7 @@ A partition is found in three steps: how many rows each client gets (`sizes`), w
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splitcast.errors import SplitcastError, one_of
+from splitcast.base.errors import SplitcastError, one_of
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -15,6 +15,8 @@ Floats = NDArray[np.float64]
 KINDS = ("iid", "dirichlet", "shards")
 SIZES = ("equal", "unequal")
 FIT_SWEEPS = 50
+MOST_CELLS = 10**8
+"""Clients times classes, of which there is a table."""
 
 
 def partition(
@@ -73,6 +75,10 @@ def _check(n: int, classes: int, clients: int, kind: str, alpha: float, classes_
     one_of("sizes", sizes, SIZES)
     if not 1 <= clients <= n:
         raise SplitcastError(f"clients = {clients}: allowed are 1 to {n}, the number of samples")
+    if kind != "iid" and clients * classes > MOST_CELLS:
+        raise SplitcastError(
+            f"clients = {clients}: with {classes} classes, allowed are 1 to {MOST_CELLS // classes} for {kind}"
+        )
     if kind == "dirichlet" and not 0 < alpha < np.inf:
         raise SplitcastError(f"alpha = {alpha}: allowed is a finite number above 0")
     if kind == "shards" and not 1 <= classes_per_client <= classes:

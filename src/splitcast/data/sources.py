@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import urllib.request
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ Report = Callable[[str, int, int | None], None]  # what is going on, bytes done,
 ADDRESS_TIMEOUT_S = 10  # without an answer
 CLIENT_TIMEOUT_S = 600  # for a package client to finish
 CHUNK_BYTES = 1 << 18
+MOST_BYTES = 1 << 29
+"""Of a download, and of what it unpacks to: more than twice the largest that is known."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def tar_files(archive: bytes, where: str, names: tuple[str, ...]) -> Files:
     They are read in memory: nothing is ever written to a path that the archive chose.
     """
     files = {}
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
+    with tarfile.open(fileobj=io.BytesIO(gunzipped(archive)), mode="r:") as tar:
         for member in tar:
             folder, _, name = member.name.rpartition("/")
             if folder == where and name in names and (file := tar.extractfile(member)) is not None:
@@ -91,12 +94,33 @@ def tar_files(archive: bytes, where: str, names: tuple[str, ...]) -> Files:
     return files
 
 
+def gunzipped(content: bytes) -> bytes:
+    """What a gzip file holds, if that is not too much.
+
+    >>> import gzip
+    >>> gunzipped(gzip.compress(b"a") + gzip.compress(b"b"))
+    b'ab'
+    """
+    pieces, left = [], MOST_BYTES
+    while content:
+        unpacker = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        pieces.append(unpacker.decompress(content, left))
+        left -= len(pieces[-1])
+        if not unpacker.eof:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes" if left <= 0 else "the gzip file is cut short")
+        content = unpacker.unused_data.lstrip(b"\0")  # which may pad the end
+        left = max(left, 1)  # 0 would be no limit
+    return b"".join(pieces)
+
+
 def _download(url: str, report: Report) -> bytes:
     content = io.BytesIO()
     with urllib.request.urlopen(url, timeout=ADDRESS_TIMEOUT_S) as reply:
         total = int(reply.headers.get("Content-Length", 0)) or None
         while chunk := reply.read(CHUNK_BYTES):
             content.write(chunk)
+            if content.tell() > MOST_BYTES:
+                raise ValueError(f"more than {MOST_BYTES:,} bytes")
             report(url, content.tell(), total)
     return content.getvalue()
 

@@ -12,8 +12,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
-from splitcast.deploy.kits import OPERATOR, kit
-from splitcast.errors import SplitcastError
+from splitcast.base.errors import SplitcastError
+from splitcast.deploy.kits import OPERATOR, SERVER_CLASSES, SITE_CLASSES, kit
 
 T = TypeVar("T")
 LOGIN_S = 5.0
@@ -68,6 +68,8 @@ class Operator:
 
     def end(self, job: str) -> None:
         """Abort a job unless it has ended, and wait for that a little: two jobs must not write one run folder."""
+        if not job:
+            return
         deadline = time.monotonic() + ABORT_S
         asked = False
         while (seen := self.look(job)) and not seen[0].startswith("FINISHED") and time.monotonic() < deadline:
@@ -80,17 +82,17 @@ class Operator:
         trainer: dict[str, Any],
         *,
         min_sites: int = 1,
-        server: str = "splitcast.deploy.job.Trainer",
-        client: str = "splitcast.deploy.job.Client",
+        server: str = SERVER_CLASSES[0],
+        client: str = SITE_CLASSES[0],
     ) -> str:
         """Submit a job with this server object, made from the arguments ``trainer``, and these clients.
 
-        A job is three small JSON files: no code travels.
+        A job is three small JSON files: no code travels. It goes to the sites of the run and to nobody else.
         """
-        runtime = "nvflare.collab.runtime"
-        controller = {"path": f"{runtime}.controller.CollabController", "args": {"server_obj_id": "it"}}
-        executor = {"path": f"{runtime}.executor.CollabExecutor", "args": {"client_obj_id": "it"}}
-        meta = {"name": "splitcast", "resource_spec": {}, "min_clients": min_sites, "deploy_map": {"app": ["@ALL"]}}
+        controller = {"path": SERVER_CLASSES[1], "args": {"server_obj_id": "it"}}
+        executor = {"path": SITE_CLASSES[1], "args": {"client_obj_id": "it"}}
+        everybody = ["server", *trainer["sites"]]
+        meta = {"name": "splitcast", "resource_spec": {}, "min_clients": min_sites, "deploy_map": {"app": everybody}}
         files = {
             "meta.json": meta,
             "app/config/config_fed_server.json": {

@@ -12,27 +12,37 @@ Folders are 0700 and files 0600. A kit allows no code but splitcast's own: jobs 
 import json
 import logging
 import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from splitcast.deploy.keeper import ORG
+from splitcast.base.errors import SplitcastError, shown
+from splitcast.base.files import write_atomically
+from splitcast.deploy.local import FILE as LOCAL
+from splitcast.deploy.local import local_text
 from splitcast.deploy.settings import Deployment, load_deployment
-from splitcast.errors import SplitcastError
+from splitcast.deploy.watchdog import ORG
 
 OPERATOR = "operator@splitcast.local"
 SETTINGS = "deployment.toml"
-SITE_FILE = Path("local/splitcast.toml")
-CLASSES = ["splitcast.deploy.job.", "nvflare.collab.runtime."]
-"""Prefixes of the classes a job may name."""
+RUNTIME = "nvflare.collab.runtime"
+SERVER_CLASSES = ("splitcast.deploy.job.Trainer", f"{RUNTIME}.controller.CollabController")
+SITE_CLASSES = ("splitcast.deploy.job.Client", f"{RUNTIME}.executor.CollabExecutor")
+"""What a job may name on the server and on a site: whole names of classes. FLARE calls whatever it allows, and takes an
+entry that ends in a point, or a package, for everything below."""
+INTERNAL = {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}}
+"""How the process of a job talks to the one that started it: on loopback, and only with the kit's certificate."""
 
 
 def make_kits(file: Path, folder: Path, classes: Sequence[str] = ()) -> list[str]:
     """Create the kits that a deployment file asks for and that are not there yet; returns their names.
 
-    Jobs may name classes that begin with one of ``classes`` besides splitcast's own.
+    Jobs may name ``classes`` besides splitcast's own.
     """
     deployment = load_deployment(file)
     _refuse_another_server(folder, deployment)
@@ -45,16 +55,78 @@ def make_kits(file: Path, folder: Path, classes: Sequence[str] = ()) -> list[str
         target = folder / name
         if target.exists():
             continue
-        _tailor(source, name, deployment, target, [*CLASSES, *classes])
+        _tailor(source, name, deployment, target, classes)
         shutil.move(source, target)
         _lock_up(target)
         made.append(name)
     for leftover in (authority / ORG).glob("prod_*"):
         shutil.rmtree(leftover)
-    (folder / SETTINGS).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / SETTINGS).chmod(0o600)
+    _settle(folder, file.read_text(encoding="utf-8"))
     _lock_up(authority)
     return made
+
+
+def renew_kits(folder: Path, classes: Sequence[str] = ()) -> list[str]:
+    """A new authority and new certificates for everybody in `deployment.toml`; returns their names.
+
+    What owners have written in `local/splitcast.toml` stays, and the halves. Certificates of the old authority are
+    worth nothing from then on: nobody who has a new kit talks to whoever has an old one.
+    """
+    deployment = deployment_in(folder)
+    made = []
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".renew-") as temporary:
+        authority = Path(temporary) / "ca"
+        authority.mkdir(mode=0o700)
+        for source, name in _provisioned(deployment, authority):
+            target = folder / name
+            _tailor(source, name, deployment, target, classes)
+            if target.exists():
+                own = target / LOCAL
+                if own.is_file():
+                    shutil.copyfile(own, source / LOCAL)
+                for part in ("startup", "local"):
+                    shutil.rmtree(target / part, ignore_errors=True)
+                    if (source / part).is_dir():
+                        shutil.move(source / part, target / part)
+            else:
+                shutil.move(source, target)
+            _lock_up(target)
+            made.append(name)
+        for leftover in (authority / ORG).glob("prod_*"):
+            shutil.rmtree(leftover)
+        shutil.rmtree(folder / "ca", ignore_errors=True)
+        shutil.move(authority, folder / "ca")
+    _lock_up(folder / "ca")
+    return made
+
+
+def revoke_site(folder: Path, name: str, classes: Sequence[str] = ()) -> list[str]:
+    """Take a site out of the deployment and renew everybody else's certificates; returns their names."""
+    deployment = deployment_in(folder)
+    if name not in deployment.sites:
+        raise SplitcastError(f"revoke: unknown {shown(name)}; choose from {', '.join(deployment.sites)}")
+    if len(deployment.sites) == 1:
+        raise SplitcastError(f"revoke: {name} is the only site; delete {folder} instead")
+    left = _without(folder / SETTINGS, deployment, name)
+    _settle(folder, left)
+    made = renew_kits(folder, classes)
+    shutil.rmtree(folder / name, ignore_errors=True)
+    return made
+
+
+def days_left(kit: Path) -> float | None:
+    """Days until a kit's certificate expires; None if there is none here."""
+    from cryptography import x509
+
+    for name in ("server.crt", "client.crt"):
+        file = kit / "startup" / name
+        if file.is_file():
+            try:
+                until = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+            except ValueError:
+                return None
+            return (until - datetime.now(UTC)).total_seconds() / 86400
+    return None
 
 
 def deployment_in(folder: Path) -> Deployment:
@@ -79,6 +151,33 @@ def _refuse_another_server(folder: Path, deployment: Deployment) -> None:
             raise SplitcastError(f"folder: {folder} has kits for {old.host}:{old.port}; choose another folder")
     elif folder.exists() and any(folder.iterdir()):
         raise SplitcastError(f"folder: {folder} is not empty and holds no deployment; choose another folder")
+
+
+def _settle(folder: Path, text: str) -> None:
+    """Write the deployment file of a folder."""
+    write_atomically(folder / SETTINGS, text.encode())
+    (folder / SETTINGS).chmod(0o600)
+
+
+def _without(file: Path, deployment: Deployment, name: str) -> str:
+    """The text of a deployment file without a site: its section goes, all else stays as it was written."""
+    kept, inside = [], False
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if line.lstrip().startswith("["):
+            inside = "".join(line.split("#")[0].split()).replace('"', "").replace("'", "") == f"[sites.{name}]"
+        if not inside:
+            kept.append(line)
+    text = "\n".join([*kept, ""])
+    with tempfile.TemporaryDirectory() as temporary:
+        new = Path(temporary) / SETTINGS
+        new.write_text(text, encoding="utf-8")
+        left = {site: about for site, about in deployment.sites.items() if site != name}
+        try:
+            if load_deployment(new) == replace(deployment, sites=left):
+                return text
+        except SplitcastError as error:
+            raise SplitcastError(str(error).replace(str(new), f"{file} without {name}")) from None
+    raise SplitcastError(f"revoke: cannot take {name} out of {file}; do it by hand, then: splitcast deploy renew")
 
 
 def _provisioned(deployment: Deployment, authority: Path) -> list[tuple[Path, str]]:
@@ -123,7 +222,7 @@ def _tailor(path: Path, name: str, deployment: Deployment, home: Path, classes: 
     settings: dict[str, Any] = json.loads(resources.replace("/tmp/nvflare", str(home.resolve() / "store")))
     logs = "nvflare.app_common.logging."
     settings["components"] = [part for part in settings["components"] if not part["path"].startswith(logs)]
-    settings["class_allow_list"] = [*classes, *(part["path"] for part in settings["components"])]
+    settings["class_allow_list"] = [*(SERVER_CLASSES if name == "server" else SITE_CLASSES), *classes]
     if "allow_log_streaming" in settings:
         settings["allow_log_streaming"] = False
     (local / "resources.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
@@ -131,12 +230,15 @@ def _tailor(path: Path, name: str, deployment: Deployment, home: Path, classes: 
     denied = {"clone_job": "none", "shell_commands": "none", "byoc": "none"}
     policy = {"format_version": "1.0", "permissions": {"project_admin": allowed | denied}}
     (local / "authorization.json").write_text(json.dumps(policy, indent=2), encoding="utf-8")
-    limit = {"streaming_max_blob_size": deployment.limits.message_bytes}
-    (local / "comm_config.json").write_text(json.dumps(limit), encoding="utf-8")
+    most = deployment.limits.message_bytes
+    line = {"streaming_max_blob_size": most, "allow_adhoc_conns": False, "internal": INTERNAL}
+    (local / "comm_config.json").write_text(json.dumps(line, indent=2), encoding="utf-8")
     (path / "transfer").mkdir(exist_ok=True)
-    if name in deployment.sites:
-        data = json.dumps(deployment.sites[name].data)
-        (path / SITE_FILE).write_text(f"# read by this site only\ndata = {data}\n", encoding="utf-8")
+    if name == "server":
+        text = local_text("test", deployment.server.test, deployment.server.imports)
+    else:
+        text = local_text("data", deployment.sites[name].data, deployment.sites[name].imports)
+    (path / LOCAL).write_text(text, encoding="utf-8")
 
 
 def _lock_up(path: Path) -> None:

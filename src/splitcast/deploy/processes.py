@@ -1,4 +1,4 @@
-"""Start and stop what runs on this machine: one keeper per kit."""
+"""Start and stop what runs on this machine: one watchdog per kit."""
 
 import os
 import signal
@@ -11,25 +11,34 @@ from pathlib import Path
 
 import psutil
 
-from splitcast.deploy import keeper
-from splitcast.deploy.keeper import LOG, PID_FILE
+from splitcast.base.errors import SplitcastError
+from splitcast.deploy import watchdog
 from splitcast.deploy.kits import deployment_in, kit
-from splitcast.errors import SplitcastError
+from splitcast.deploy.watchdog import LOG, PID_FILE
 
-KEEPER = Path(keeper.__file__)
+WATCHDOG = Path(watchdog.__file__)
 START_S = 120.0
 """How long the server may take to listen."""
 
 
 def running(path: Path) -> int | None:
-    """The keeper of a kit, if it lives."""
+    """The watchdog of a kit, if it lives."""
     try:
         pid = int((path / PID_FILE).read_text())
-        if str(KEEPER) in psutil.Process(pid).cmdline():
+        if str(WATCHDOG) in psutil.Process(pid).cmdline():
             return pid
     except (OSError, ValueError, psutil.Error):
         pass
     return None
+
+
+def refuse_running(folder: Path) -> None:
+    """Refuse to change kits that are in use on this machine."""
+    alive = [name for name in ("server", *deployment_in(folder).sites) if running(folder / name) is not None]
+    if alive:
+        raise SplitcastError(
+            f"{', '.join(alive)}: running on this machine; stop first with: splitcast deploy stop --folder {folder}"
+        )
 
 
 def start(folder: Path, only: Sequence[str] = ()) -> list[str]:
@@ -55,7 +64,7 @@ def start(folder: Path, only: Sequence[str] = ()) -> list[str]:
 
 
 def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
-    """End keepers and all they keep; returns whose were ended."""
+    """End watchdogs and all they keep; returns whose were ended."""
     names = list(only) or ["server", *deployment_in(folder).sites]
     pids = {name: pid for name in reversed(names) if (pid := running(folder / name)) is not None}
     processes = []
@@ -74,7 +83,7 @@ def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
 
 def _spawn(path: Path, threads: int) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-P", str(KEEPER), str(path.resolve())],
+        [sys.executable, "-P", str(WATCHDOG), str(path.resolve())],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

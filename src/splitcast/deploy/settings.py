@@ -6,21 +6,31 @@ port = 8002
 
 [sites.hospital-a]
 data = "/data/a.npz"          # read on that site: arrays x and y, or module:function, or part:N
+imports = ["our_models"]      # what a configuration from the server may import there; nothing by default
 
 [limits]
 call_timeout_s = 60
 """
 
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from splitcast.config import Count, Positive, section
-from splitcast.engine.roster import Limits
-from splitcast.errors import SplitcastError
+from splitcast.base.config import Count, NonNegative, Positive, section
+from splitcast.base.errors import SplitcastError, imports_allowed, one_of
+from splitcast.remote.guard import AVERAGES
+from splitcast.remote.sites import ROWS, Limits
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+"""What a site may be called: a label of a host name, in small letters."""
+TAKEN = ("server", "operator", "ca")
+"""Names that mean somebody else: in FLARE, in certificates, or as a folder of kits."""
+Names = Annotated[tuple[str, ...], Field(max_length=100)]
 
 
 @section
@@ -34,6 +44,8 @@ class ServerConfig:
     test: str = ""
     """Test data on the server: a .npz file with arrays x and y, or module:function. Default: those of the run's data
     set."""
+    imports: Names = ()
+    """Modules, or module:function, that a run's configuration may name on the server."""
 
 
 @section
@@ -43,6 +55,10 @@ class SiteConfig:
     data: str
     """Its training data, read there and never sent: a .npz file with arrays x and y, module:function giving (x, y) or a
     torch Dataset, or part:N for part N of the run's data set, counted from 0."""
+    imports: Names = ()
+    """Modules, or module:function, that a configuration from the server may name there."""
+    max_rows: Count = ROWS
+    """Most rows that it may say it has; its weight in the average follows from them."""
 
 
 @section
@@ -52,19 +68,36 @@ class LimitConfig:
     call_timeout_s: Positive = 60.0
     """Seconds a site has to answer a call."""
     drop_after: Count = 3
-    """Failures in a row after which a site is called no more, until the next submission."""
+    """Failures in a row after which a site is left alone for some rounds, twice as many each time."""
     min_sites: Annotated[int, Field(ge=0)] = 0
     """Sites without which a run neither starts nor goes on; 0 is all to start and one to go on."""
-    message_bytes: Count = 2**30
+    message_bytes: Count = 2**26
     """Largest message FLARE accepts at all; what the protocol expects is known to the byte."""
     site_bytes: Annotated[int, Field(ge=0)] = 0
     """Most bytes of messages to and from one site in a job; 0 is no limit."""
     total_bytes: Annotated[int, Field(ge=0)] = 0
     """The same for all sites together."""
 
-    def limits(self) -> Limits:
-        """For the engine."""
-        return Limits(self.drop_after, max(1, self.min_sites), self.site_bytes, self.total_bytes)
+    outlier: NonNegative = 100.0
+    """How many times larger than usual what a site sends may be before it is refused; 0 lets everything pass."""
+    average: str = "mean"
+    """How client halves are averaged: mean, clipped, median, trimmed, or module:function."""
+
+    def __post_init__(self) -> None:
+        if ":" not in self.average:
+            one_of("average", self.average, AVERAGES)
+
+    def limits(self, max_rows: Sequence[int] = ()) -> Limits:
+        """For the engine; ``max_rows`` of every site, in their order."""
+        return Limits(
+            drop_after=self.drop_after,
+            min_sites=max(1, self.min_sites),
+            site_bytes=self.site_bytes,
+            total_bytes=self.total_bytes,
+            max_rows=tuple(max_rows),
+            outlier=self.outlier,
+            average=self.average,
+        )
 
 
 @section
@@ -79,6 +112,10 @@ class Deployment:
     def to_start(self) -> int:
         """Sites that must be there when a run starts."""
         return self.limits.min_sites or len(self.sites)
+
+    def engine_limits(self) -> Limits:
+        """What the engine puts up with, from each site."""
+        return self.limits.limits([site.max_rows for site in self.sites.values()])
 
 
 def load_deployment(path: Path) -> Deployment:
@@ -95,16 +132,19 @@ def load_deployment(path: Path) -> Deployment:
     sites = raw.get("sites", {})
     if not isinstance(sites, dict) or not sites or not all(isinstance(site, dict) for site in sites.values()):
         raise SplitcastError(f'{path}: has no sites; add [sites.site-1] with data = "..."')
-    for name in sites:
-        if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
-            raise SplitcastError(f"{path}: site {name!r}: allowed are letters, digits, - and _")
-        if name in ("server", "operator", "ca"):
-            raise SplitcastError(f"{path}: site {name!r}: the name is taken; choose another")
-    return Deployment(
+    made = Deployment(
         server=_made(ServerConfig, raw.get("server", {}), f"{path}: [server]"),
         sites={name: _made(SiteConfig, site, f"{path}: [sites.{name}]") for name, site in sites.items()},
         limits=_made(LimitConfig, raw.get("limits", {}), f"{path}: [limits]"),
     )
+    for name in sites:
+        if name.lower() in (*TAKEN, made.server.host.lower()):
+            raise SplitcastError(f"{path}: site {name!r}: the name is taken; choose another")
+        if not NAME.fullmatch(name):
+            raise SplitcastError(f"{path}: site {name!r}: allowed are small letters, digits and -, at most 63")
+    if made.limits.min_sites > len(sites):
+        raise SplitcastError(f"{path}: [limits] min_sites: {made.limits.min_sites}, but there are {len(sites)} sites")
+    return made
 
 
 def _made(kind: Any, values: dict[str, Any], where: str) -> Any:
@@ -113,6 +153,8 @@ def _made(kind: Any, values: dict[str, Any], where: str) -> Any:
         if key not in allowed:
             raise SplitcastError(f"{where}: unknown key {key!r}; allowed are {', '.join(allowed)}")
     try:
-        return kind(**values)
+        made = kind(**values)
+        with imports_allowed(getattr(made, "imports", ())):  # looks at the entries
+            return made
     except SplitcastError as error:
         raise SplitcastError(f"{where} {error}") from None

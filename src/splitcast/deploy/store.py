@@ -1,18 +1,18 @@
-"""A site's own half on its own disk, by run and round; the last two rounds are kept."""
+"""A site's own weights on its own disk, by run and round; the last two rounds are kept."""
 
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from splitcast.engine.state import Half, State
-from splitcast.errors import SplitcastError
-from splitcast.records import write_atomically
-from splitcast.split import Params
+from splitcast.base.errors import SplitcastError
+from splitcast.base.files import write_atomically
+from splitcast.training.placement import Placement
+from splitcast.training.weights import Weights
 
 
 class SiteStore:
-    """The halves of one run (`engine.site.Keeper`)."""
+    """The weights of one run (`remote.site.WeightStore`)."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -21,21 +21,24 @@ class SiteStore:
         for file in self._files():
             file.unlink()
 
-    def save(self, half: Half, cut: int, round_: int) -> None:
+    def save(self, weights: Weights, placement: Placement, round_: int) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tensors = {k: v.contiguous() for k, v in State(cut, half, Half({})).tensors().items()}
-        write_atomically(self._file(cut, round_), save(tensors))
+        tensors = {f"{slot}/{k}": v.contiguous() for slot, values in weights.slots.items() for k, v in values.items()}
+        write_atomically(self._file(placement, round_), save(tensors))
         for old in self._files()[:-2]:
             old.unlink()
 
-    def load(self, cut: int, round_: int, like: Params) -> Half | None:
+    def load(self, placement: Placement, round_: int, like: Weights) -> Weights | None:
         try:
-            return State.from_tensors(load(self._file(cut, round_).read_bytes()), cut, 0, like).client
-        except (OSError, SafetensorError, SplitcastError):
-            return None  # a damaged half is no half: the averaged one takes its place
+            stored = load(self._file(placement, round_).read_bytes())
+            slots = {slot: {k: stored[f"{slot}/{k}"] for k in values} for slot, values in like.slots.items()}
+        except (OSError, SafetensorError, SplitcastError, KeyError):
+            return None  # damaged weights are none: the averaged ones take their place
+        fits = all(slots[slot][k].shape == v.shape for slot, values in like.slots.items() for k, v in values.items())
+        return Weights(slots) if fits else None
 
-    def _file(self, cut: int, round_: int) -> Path:
-        return self.folder / f"half-{round_:08}-cut{cut}.safetensors"
+    def _file(self, placement: Placement, round_: int) -> Path:
+        return self.folder / f"half-{round_:08}-cut{placement.cut}.safetensors"
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("half-*.safetensors"))

@@ -1,46 +1,84 @@
 """What the round loop asks of an engine; `Simulator` runs everything here, `Federation` has its clients elsewhere."""
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from splitcast.engine.simulator import RoundReport
 from splitcast.engine.state import State
+from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
-from splitcast.split import SplitModel
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A round that really travelled."""
+
+    seconds: dict[str, float]
+    """wall-clock seconds of its parts: upload, server, download, client"""
+    failures: dict[str, str]
+    """sites that failed in it, each with its last reason"""
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What a round did."""
+
+    loss: float
+    """Training loss, sum_n rho^n F^n, averaged over the local steps."""
+    clients: list[int]
+    """Who took part."""
+    ledger: Ledger
+    measured: Measured | None = None
+    """Where sites are elsewhere: what really happened on the way."""
 
 
 class Engine(Protocol):
     """Rounds of a scheme."""
 
     model: SplitModel
-    classes: int
+    task: Task
 
     @property
     def state(self) -> State:
-        """Where the cut is, and both halves as far as they are known here."""
+        """Who holds what, and all weights as far as they are known here."""
         ...
 
-    def recut(self, cut: int, ledger: Ledger, *, charge: bool = True) -> None:
-        """Move the cut before a round, counting what travels unless ``charge`` is off."""
+    def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
+        """Move blocks before a round, counting what travels unless ``charge`` is off."""
         ...
 
     def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
         """Run round ``t``, counted from 1."""
         ...
 
-    def evaluate(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Loss and accuracy of the averaged model."""
+    def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
+        """The measures of the averaged model."""
         ...
 
     def drift(self) -> float | None:
         """Mean distance of the client halves from their average; None where that is not known."""
         ...
 
-    def snapshot(self, t: int) -> State:
-        """What a checkpoint after round ``t`` holds."""
+    def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What a checkpoint after round ``t`` holds: tensors, and what is needed to read them."""
         ...
 
-    def resume(self, state: State, t: int) -> None:
+    def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
         ...
+
+
+@torch.no_grad()
+def evaluate(model: SplitModel, params: Params, task: Task, x: Tensor, y: Tensor, batch: int = 50) -> dict[str, float]:
+    """The task's measures of a whole model."""
+    sums: Counter[str] = Counter()
+    with model.evaluating():
+        for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
+            sums.update(task.metrics(model.forward(params, xs, 0, model.depth), ys))
+    return {name: total / len(y) for name, total in sums.items()}

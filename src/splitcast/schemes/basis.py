@@ -100,7 +100,8 @@ def _leading(gram: Tensor, rank: int) -> Tensor:
 
 def _range_finder(g: Tensor, root: Tensor, rank: int) -> Tensor:
     """Nearly leading left singular vectors of R G, (m, K)."""
-    start = torch.randn(g.shape[1], rank + OVERSAMPLING, generator=torch.Generator().manual_seed(0), dtype=g.dtype)
+    fixed = torch.Generator().manual_seed(0)  # on the CPU: the same numbers for every device
+    start = torch.randn(g.shape[1], rank + OVERSAMPLING, generator=fixed, dtype=g.dtype).to(g.device)
     q = _orthonormal(root * (g @ start))
     for _ in range(POWER):
         q = _orthonormal(root * (g @ (g.T @ (root * q))))

@@ -1,18 +1,15 @@
-"""The byte ledger: every message of a round with its direction, kind, clients and packed size."""
+"""The ledger: every event of a round in its order. What was sent, with packed sizes, and who computed what in between.
+
+Bytes are counted from it, and the clock turns it into seconds (`cost.stages`).
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
-
-from torch import Tensor
-
-if TYPE_CHECKING:  # they speak of messages too
-    from splitcast.schemes.codec import Codec
-    from splitcast.schemes.noise import Noise
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 Direction = Literal["up", "down"]
-Kind = Literal["smashed", "labels", "gradient", "basis", "coefficients", "model", "migration"]
+Phase = Literal["forward", "backward", "both"]
 
 
 @dataclass(frozen=True)
@@ -20,31 +17,65 @@ class Message:
     """One transmission to or from each of ``clients``; a broadcast is one transmission heard by all of them."""
 
     direction: Direction
-    kind: Kind
-    nbytes: int
+    kind: str
+    nbytes: int | tuple[int, ...]
+    """of each client; one number if all are alike"""
     clients: tuple[int, ...]
     broadcast: bool = False
 
     @property
     def on_air(self) -> int:
         """Bytes on the air: a broadcast counts once."""
+        if isinstance(self.nbytes, tuple):
+            return sum(self.nbytes)
         return self.nbytes * (1 if self.broadcast else len(self.clients))
+
+    def of(self, client: int) -> int:
+        """Bytes to or from one of the clients."""
+        return self.nbytes[self.clients.index(client)] if isinstance(self.nbytes, tuple) else self.nbytes
+
+    def joined(self, other: "Message") -> "Message":
+        """The same message of further clients."""
+        sizes: int | tuple[int, ...] = self.nbytes
+        if isinstance(self.nbytes, tuple) or self.nbytes != other.nbytes:
+            sizes = (*self._sizes(), *other._sizes())
+        return replace(self, nbytes=sizes, clients=self.clients + other.clients)
+
+    def _sizes(self) -> tuple[int, ...]:
+        return self.nbytes if isinstance(self.nbytes, tuple) else (self.nbytes,) * len(self.clients)
 
 
 @dataclass(frozen=True)
-class Truncation:
-    """What a basis broadcast left out in one local step."""
+class Work:
+    """A pass of each of ``clients``, or of the server for each of them, through a segment of the model."""
 
-    rank: int
-    energy: float
-    """sum_n rho^n ||s^n||^2"""
-    dropped: float
-    """sum_n rho^n ||s^n - received^n||^2 before rounding on the wire"""
+    segment: int
+    phase: Phase
+    clients: tuple[int, ...]
+
+    def joined(self, other: "Work") -> "Work":
+        """The same work of further clients."""
+        return replace(self, clients=self.clients + other.clients)
+
+
+@dataclass(frozen=True)
+class JointWork:
+    """FLOPs that the server spends once for all ``clients`` together."""
+
+    flops: float
+    clients: tuple[int, ...]
+
+    def joined(self, other: "JointWork") -> "JointWork":
+        """Work for one group after the other."""
+        return JointWork(self.flops + other.flops, self.clients + other.clients)
+
+
+Event = Message | Work | JointWork
 
 
 @dataclass
 class Ledger:
-    """What a round sent.
+    """What happened in a round.
 
     >>> ledger = Ledger()
     >>> ledger.unicast("up", "smashed", 100, clients=[0, 1])
@@ -53,27 +84,57 @@ class Ledger:
     (200, 100, 100)
     """
 
-    messages: list[Message] = field(default_factory=list)
-    truncations: list[Truncation] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    notes: dict[str, list[float]] = field(default_factory=dict)
+    """what programs noted, one number a local step"""
+    _at: int | None = None
 
-    def unicast(self, direction: Direction, kind: Kind, nbytes: int, clients: Sequence[int]) -> None:
+    @property
+    def messages(self) -> list[Message]:
+        """What was sent."""
+        return [event for event in self.events if isinstance(event, Message)]
+
+    def add(self, event: Event) -> None:
+        """Note an event; where clients work side by side (`alongside`), it is the same event of further clients."""
+        if self._at is None or self._at >= len(self.events):
+            self.events.append(event)
+        else:
+            known = self.events[self._at]
+            assert type(known) is type(event)
+            self.events[self._at] = known.joined(event)  # type: ignore[arg-type]
+        if self._at is not None:
+            self._at += 1
+
+    def alongside(self, start: int | None) -> None:
+        """What follows happens at the same time as what was noted since event ``start``; None: after all of it."""
+        self._at = start
+
+    def unicast(self, direction: Direction, kind: str, nbytes: int | Sequence[int], clients: Sequence[int]) -> None:
         """``nbytes`` to or from each client."""
-        if nbytes and clients:
-            self.messages.append(Message(direction, kind, nbytes, tuple(clients)))
+        sizes = nbytes if isinstance(nbytes, int) else tuple(nbytes)
+        if sizes and clients:
+            self.add(Message(direction, kind, sizes, tuple(clients)))
 
-    def broadcast(self, kind: Kind, nbytes: int, clients: Sequence[int]) -> None:
+    def broadcast(self, kind: str, nbytes: int, clients: Sequence[int]) -> None:
         """``nbytes`` once from the server, heard by all ``clients``."""
         if nbytes and clients:
-            self.messages.append(Message("down", kind, nbytes, tuple(clients), broadcast=True))
+            self.add(Message("down", kind, nbytes, tuple(clients), broadcast=True))
 
-    def carry(
-        self, kind: Kind, x: Tensor, codec: "Codec", noise: "Noise", clients: Sequence[int] | None = None
-    ) -> Tensor:
-        """Messages x (k, b, *d) from the server, one to each client or one broadcast, as their receivers decode them.
+    def joint(self, flops: float, clients: Sequence[int]) -> None:
+        """The server works for all ``clients`` together."""
+        if flops:
+            self.add(JointWork(flops, tuple(clients)))
 
-        Here they only pass through the codec; where sites are elsewhere they are packed as well (`engine.wire`).
-        """
-        return codec.through(x, noise.of(kind, clients))
+    def note(self, name: str, value: float) -> None:
+        """A number of this local step, for the round's record."""
+        self.notes.setdefault(name, []).append(value)
+
+    def metrics(self) -> dict[str, float]:
+        """What was noted, mean over the local steps; of names that begin with ``max_`` the greatest."""
+        return {
+            name.removeprefix("max_"): max(values) if name.startswith("max_") else sum(values) / len(values)
+            for name, values in self.notes.items()
+        }
 
     def total(self, direction: Direction | None = None) -> int:
         """Bytes on the air, in one direction or both."""
@@ -88,8 +149,8 @@ class Ledger:
 
     def of_client(self, client: int) -> int:
         """Bytes sent to or from one client alone; broadcasts belong to none."""
-        return sum(m.nbytes for m in self.messages if not m.broadcast and client in m.clients)
+        return sum(m.of(client) for m in self.messages if not m.broadcast and client in m.clients)
 
     def broadcasts(self) -> int:
         """Bytes that were broadcast."""
-        return sum(m.nbytes for m in self.messages if m.broadcast)
+        return sum(m.on_air for m in self.messages if m.broadcast)

@@ -1,120 +1,176 @@
-"""The named schemes: each is a feedback, a rhythm of client-model averaging, and a codec each way.
+"""The named schemes, each a program over parties and a link (`schemes.program`).
 
-| scheme | feedback  | client halves averaged | from |
-|--------|-----------|------------------------|------|
-| sfl-ga | `Mean`    | never                  | Liang et al., SFL with gradient aggregation |
-| sfl    | `Unicast` | every round            | Thapa et al., SplitFed, AAAI 2022 |
-| psl    | `Unicast` | never                  | Jeon and Kim, Parallel split learning, ICOIN 2020 |
-| epsl   | `Partial` | never                  | Lin et al., Efficient parallel split learning, TMC 2024 |
-| sfl-gb | `Basis`   | depends on the cut     | ours: docs/basis-broadcast.md |
-| fl     | none: the whole model is on the client | every round | McMahan et al., AISTATS 2017 |
-| sl     | `Unicast`, clients one after another | half handed on | Vepakomma et al. 2018 |
+| scheme | program         | sends back | halves averaged    | from                                              |
+|--------|-----------------|------------|--------------------|---------------------------------------------------|
+| sfl-ga | `SflGa`         | `Mean`     | never              | Liang et al., SFL with gradient aggregation       |
+| sfl    | `Sfl`           | `Unicast`  | every round        | Thapa et al., SplitFed, AAAI 2022                 |
+| psl    | `Psl`           | `Unicast`  | never              | Jeon and Kim, Parallel split learning, ICOIN 2020 |
+| epsl   | `Epsl`          | `Partial`  | never              | after Lin et al., TMC 2024; aggregates at the cut |
+| sfl-gb | `SflGb`         | `Basis`    | depends on the cut | ours: docs/basis-broadcast.md                     |
+| fl     | `FedAvg`        | nothing    | every round        | McMahan et al., AISTATS 2017                      |
+| sl     | `SplitLearning` | `Unicast`  | half handed on     | Vepakomma et al. 2018                             |
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from typing import Any
 
-from splitcast.config import SplitConfig
-from splitcast.errors import SplitcastError, one_of
-from splitcast.schemes.codec import CODECS, FP32, Codec, label_bytes
+from splitcast.base.codec import CODECS, Codec, codec
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError, one_of
+from splitcast.base.registry import Registry
 from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
-from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, refuse_sync
+from splitcast.training.placement import Placement
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """How a round runs."""
+class Split(Scheme):
+    """Smashed data and labels up, a feedback down. Subclasses choose the feedback and the rhythm.
 
-    name: str
-    feedback: Feedback
-    sync_every: int = 0
-    """Rounds between averagings of the client halves; 0 is never."""
-    whole_model: bool = False
-    """The client holds all blocks (FedAvg); nothing is smashed."""
-    sequential: bool = False
-    """Clients take turns; the client half is handed on."""
-    identical: bool = False
-    """Every client applies sum_n rho^n g^n: the idealisation behind the paper's theory."""
-    uplink: Codec = FP32
-    downlink: Codec = FP32
-    suited: SplitConfig | None = None
-    """The configuration whose cut it is suited to; None suits every cut."""
-
-    def at(self, cut: int) -> "Scheme":
-        """The scheme as it runs at another cut.
-
-        >>> scheme(SplitConfig(scheme="sfl-gb", cut=1)).at(3) == scheme(SplitConfig(scheme="sfl-gb", cut=3))
-        True
-        """
-        return self if self.suited is None or self.suited.cut == cut else scheme(replace(self.suited, cut=cut))
-
-    def syncs(self, round_: int) -> bool:
-        """Whether the client halves are averaged at the end of a round, counted from 1."""
-        return self.sync_every > 0 and round_ % self.sync_every == 0
-
-    def send_smashed(self, shape: Sequence[int], classes: int, ledger: Ledger, clients: Sequence[int]) -> None:
-        """Count the upload of smashed data (b, *d) and b labels."""
-        if not self.whole_model:
-            ledger.unicast("up", "smashed", self.uplink.nbytes(shape), clients)
-            ledger.unicast("up", "labels", label_bytes(shape[0], classes), clients)
-
-    def send_models(self, values: int, ledger: Ledger, clients: Sequence[int], everyone: Sequence[int]) -> None:
-        """Count the exchange of client halves of ``values`` fp32 values each, optimiser state included.
-
-        Averaging is one upload from each of ``clients`` and one broadcast to ``everyone``, those included that did not
-        take part; handing on is one upload and one download each.
-        """
-        ledger.unicast("up", "model", 4 * values, clients)
-        if self.sequential:
-            ledger.unicast("down", "model", 4 * values, clients)
-        else:
-            ledger.broadcast("model", 4 * values, everyone)
-
-
-def _basis_broadcast(config: SplitConfig) -> Scheme:
-    """What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1."""
-    uplink, rank, sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(config.cut, ("int8", 32, 1))
-    return Scheme(
-        "sfl-gb",
-        Basis(config.rank or rank, config.drop),
-        sync_every=sync_every,
-        uplink=CODECS[uplink],
-        downlink=CODECS["int8"],
-        suited=config,
-    )
-
-
-SCHEMES: dict[str, Callable[[SplitConfig], Scheme]] = {
-    "sfl-ga": lambda config: Scheme("sfl-ga", Mean()),
-    "sfl": lambda config: Scheme("sfl", Unicast(), sync_every=1),
-    "psl": lambda config: Scheme("psl", Unicast()),
-    "epsl": lambda config: Scheme("epsl", Partial(config.aggregate)),
-    "sfl-gb": _basis_broadcast,
-    "fl": lambda config: Scheme("fl", Unicast(), sync_every=1, whole_model=True),
-    "sl": lambda config: Scheme("sl", Unicast(), sequential=True),
-}
-
-
-def scheme(config: SplitConfig) -> Scheme:
-    """The scheme a configuration names.
-
-    >>> scheme(SplitConfig(scheme="sfl")).sync_every
-    1
+    With S^n = w^c,n(x^n), client n uploads codec(S^n) and y^n; the server takes F^n = F(w^s,n; S^n, y^n), steps its
+    copy along dF^n/dw^s,n, and has s^n = dF^n/dS^n; client n pulls what it receives back through its own activations.
     """
-    made = SCHEMES[one_of("scheme", config.scheme, SCHEMES)](config)
-    identical = one_of("client_update", config.client_update, ["own", "identical"]) == "identical"
-    if identical and (made.whole_model or made.sequential):
-        raise SplitcastError(f"client_update: 'identical' needs a parallel split scheme, not {made.name}")
-    if config.sync_every >= 0 and (made.whole_model or made.sequential):
-        raise SplitcastError(f"sync_every: {config.sync_every} needs a parallel split scheme, not {made.name}")
-    return replace(
-        made,
-        identical=identical,
-        sync_every=made.sync_every if config.sync_every < 0 else config.sync_every,
-        uplink=_codec("uplink_codec", config.uplink_codec, made.uplink),
-        downlink=_codec("downlink_codec", config.downlink_codec, made.downlink),
-    )
+
+    feedback: Feedback = Unicast()
+
+    def __init__(self, config: Config) -> None:
+        split = config.split
+        if split.sync_every >= 0:
+            self.sync_every = split.sync_every
+        self.uplink = _codec("uplink_codec", split.uplink_codec, self.uplink)
+        self.downlink = _codec("downlink_codec", split.downlink_codec, self.downlink)
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return self.feedback.mixes_clients
+
+    def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
+        sent = clients.forward(0, batch.x)
+        smashed = link.up("smashed", sent.out, self.uplink, clients)
+        labels = link.up("labels", batch.y, server.task.target_codec, clients)
+        _, grads = server.descend(1, smashed, labels)
+        clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
+
+
+class SflGa(Split):
+    """SFL with gradient aggregation (Liang et al.): all clients receive s = sum_n rho^n s^n, one broadcast; nobody's
+    client half is ever sent."""
+
+    name = "sfl-ga"
+    feedback = Mean()
+
+
+class Sfl(Split):
+    """SplitFed V1 (Thapa et al., AAAI 2022): each client receives its s^n; w^c = sum_n rho^n w^c,n in every round."""
+
+    name = "sfl"
+    sync_every = 1
+
+
+class Psl(Split):
+    """Parallel split learning (Jeon and Kim, ICOIN 2020): each client receives its s^n and keeps its half."""
+
+    name = "psl"
+
+
+class Epsl(Split):
+    """A share of the rows as in SFL-GA, the others as in PSL: the idea of EPSL (Lin et al., TMC 2024), who aggregate at
+    the last layer, here at the cut."""
+
+    name = "epsl"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.feedback = Partial(config.epsl.aggregate)
+
+
+class SflGb(Split):
+    """Basis broadcast, ours (docs/basis-broadcast.md): s_i^n ~ C_i^n B, the basis B for all, coefficients for each.
+
+    What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1.
+    """
+
+    name = "sfl-gb"
+    sync_every = 1
+    downlink = CODECS["int8"]
+
+    def __init__(self, config: Config, placement: Placement | None = None) -> None:
+        cut = config.split.cut if placement is None else placement.cut
+        uplink, rank, self.sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(cut, ("int8", 32, 1))
+        self.uplink, self.config = CODECS[uplink], config
+        super().__init__(config)
+        self.feedback = Basis(config.sfl_gb.rank or rank, config.sfl_gb.drop)
+
+    def at(self, placement: Placement) -> Scheme:
+        return SflGb(self.config, placement)
+
+    def settings(self) -> dict[str, Any]:
+        assert isinstance(self.feedback, Basis)
+        return {
+            "sfl-gb.rank": self.feedback.rank,
+            "sync_every": self.sync_every,
+            "uplink_codec": self.uplink.name,
+            "downlink_codec": self.downlink.name,
+        }
+
+
+class FedAvg(Scheme):
+    """Federated averaging (McMahan et al., AISTATS 2017): w = sum_n rho^n w^n after tau steps of the whole model."""
+
+    name = "fl"
+    sync_every = 1
+    mixes = False
+
+    def __init__(self, config: Config) -> None:
+        refuse_sync(config, self.name)
+
+    def place(self, cut: int, depth: int) -> Placement:
+        return Placement.whole(depth)
+
+    def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
+        clients.descend(0, batch.x, batch.y)
+
+
+class SplitLearning(Split):
+    """Vanilla split learning (Vepakomma et al. 2018): clients in turn, one server half, the client half handed on."""
+
+    name = "sl"
+    clients_keep_halves = False
+
+    def __init__(self, config: Config) -> None:
+        refuse_sync(config, self.name)
+        super().__init__(config)
+
+    def round(self, t: int, clients: Cohort, server: Any, link: Link) -> None:
+        for client, party in clients.in_turn(server):
+            client.receive(link)
+            for batch in client.batches():
+                self.step(client, party, link, batch)
+            client.hand_in(link)
+
+    def equal_after(self, t: int) -> bool:
+        return True
+
+    def moved(self, link: Any, down: int, up: int, everyone: Sequence[int]) -> None:
+        """Nothing: who is next is handed the whole half anyway."""
+
+
+SCHEMES: Registry[type[Scheme]] = Registry("scheme", takes=1)
+for _scheme in (SflGa, Sfl, Psl, Epsl, SflGb, FedAvg, SplitLearning):
+    SCHEMES[_scheme.name] = _scheme
+
+
+def make_scheme(config: Config) -> Scheme:
+    """The scheme a configuration names; ``module:function`` takes the configuration.
+
+    >>> make_scheme(Config()).name
+    'sfl-ga'
+    """
+    one_of("client_update", config.split.client_update, ["own", "identical"])
+    made = SCHEMES.find(config.split.scheme)(config)  # type: ignore[call-arg]
+    if not isinstance(made, Scheme):
+        raise SplitcastError(f"scheme: {config.split.scheme!r} gives a {type(made).__name__}, not a Scheme")
+    return made
 
 
 def _codec(field: str, name: str, own: Codec) -> Codec:
-    return ({"auto": own} | CODECS)[one_of(field, name, ["auto", *CODECS])]
+    return own if name == "auto" else codec(name, field)

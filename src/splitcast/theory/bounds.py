@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from splitcast.errors import SplitcastError
+from splitcast.base.errors import SplitcastError
 
 
 def at_least(field: str, value: float, least: float, *, strict: bool = False) -> None:

@@ -7,30 +7,20 @@ the largest.
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from splitcast.errors import SplitcastError
-from splitcast.schemes.codec import FP32
-from splitcast.schemes.feedback import Feedback, Unicast
-from splitcast.schemes.messages import Ledger
-from splitcast.seeds import torch_stream
-from splitcast.split import Params, SplitModel, block_of
-from splitcast.theory.passes import (
-    CHUNK,
-    Parts,
-    batches,
-    boundaries,
-    check_draws,
-    flat_gradient,
-    leaves_of,
-    luck_of,
-    pull_back,
-    shares,
-    smashed_gradients,
-)
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import torch_stream
+from splitcast.model.split import Params, SplitModel
+from splitcast.schemes.program import Scheme
+from splitcast.schemes.schemes import Sfl
+from splitcast.theory.passes import CHUNK, Parts, boundaries, check_draws, flat_gradient, leaves_of, shares
+from splitcast.theory.probe import Watcher, probe, vectors
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
 
-UNICAST = Unicast()
+SFL = Sfl(Config())
 
 
 @dataclass(frozen=True)
@@ -44,7 +34,14 @@ class Variance:
 
 
 def estimate_smoothness(
-    model: SplitModel, params: Params, x: Tensor, y: Tensor, seed: int, tolerance: float = 0.01, iterations: int = 50
+    model: SplitModel,
+    task: Task,
+    params: Params,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    tolerance: float = 0.01,
+    iterations: int = 50,
 ) -> float:
     """L at ``params``: the largest |eigenvalue| of the Hessian of the loss on ``x``, ``y``.
 
@@ -53,11 +50,11 @@ def estimate_smoothness(
     not exist for a deep model. All rows share one graph: give some hundred.
     """
     leaves = leaves_of(params)
-    loss = F.cross_entropy(boundaries(model, leaves, x)[-1], y)
+    loss = task.losses(boundaries(model, leaves, x)[-1], y).mean()
     grads = torch.autograd.grad(loss, list(leaves.values()), create_graph=True)
     gradient = torch.cat([g.flatten() for g in grads])
-    v = torch.randn(len(gradient), generator=torch_stream(seed, "model", 1), dtype=x.dtype)
-    v, before, beta = v / v.norm(), torch.zeros_like(v), torch.zeros(())
+    v = torch.randn(len(gradient), generator=torch_stream(seed, "model", 1), dtype=x.dtype).to(x.device)
+    v, before, beta = v / v.norm(), torch.zeros_like(v), torch.zeros((), device=x.device)
     diagonal: list[Tensor] = []
     beside: list[Tensor] = []
     for _ in range(iterations):
@@ -65,7 +62,7 @@ def estimate_smoothness(
         diagonal.append(u @ v)
         u -= diagonal[-1] * v
         beta = u.norm()
-        side = torch.diag(torch.stack(beside), 1) if beside else torch.zeros(1, 1)
+        side = torch.diag(torch.stack(beside), 1) if beside else torch.zeros(1, 1, device=x.device)
         ritz, vectors = torch.linalg.eigh((torch.diag(torch.stack(diagonal)) + side + side.mT).double())
         top = int(ritz.abs().argmax())
         if beta * vectors[-1, top].abs() <= tolerance * ritz[top].abs():
@@ -79,6 +76,7 @@ def estimate_smoothness(
 
 def estimate_variance(
     model: SplitModel,
+    task: Task,
     params: Params,
     x: Tensor,
     y: Tensor,
@@ -86,41 +84,36 @@ def estimate_variance(
     batch: int,
     draws: int,
     seed: int,
-    cut: int = 1,
-    feedback: Feedback = UNICAST,
+    placement: Placement | None = None,
+    scheme: Scheme = SFL,
 ) -> Variance:
     """sigma^2 and nu of Assumption 2 for mini-batches of ``batch`` rows, unbiased from at least two draws.
 
-    By default of the gradient that SFL applies, which is the same at every cut; with ``feedback`` = `Mean` of what
-    SFL-GA applies at ``cut``. Holds one gradient per client.
+    By default of the gradient that SFL applies, which is the same at every cut; else of what ``scheme`` applies at
+    ``placement``. Holds one gradient per client.
     """
     check_draws(draws, 2)
-    model.check_cut(cut)
-    leaves, rho = leaves_of(params), shares(parts, x)
-    server = [p for name, p in leaves.items() if block_of(name) >= cut]
-    each, mean = _Spread(len(parts), model.size, x.dtype), _Spread(1, model.size, x.dtype)
+    rho, count = shares(parts, x), len(parts)
+    placement = placement or Placement.split(1, model.depth)
+    each, mean = _Spread(count, model.size, x), _Spread(1, model.size, x)
     for k in range(draws):
-        rows = batches(parts, batch, seed, k)
-        sent = smashed_gradients(model, leaves, x, y, rows, seed, k)[cut - 1]
-        received = feedback.reply(sent, rho, FP32, Ledger(), range(len(parts))).expand_as(sent)
-        grads = []
-        for n, mine in enumerate(rows):
-            outs = boundaries(model, leaves, x[mine], luck_of(seed, k, n))
-            on_client = pull_back(leaves, cut, outs[cut], received[n])
-            grads.append(torch.cat([on_client, flat_gradient(F.cross_entropy(outs[-1], y[mine]), server)]))
-        each.add(torch.stack(grads))
-        mean.add((rho @ torch.stack(grads))[None])
+        client, server = Watcher(vectors), Watcher(vectors)
+        given = (scheme, placement, model, task, params, x, y, parts, batch, seed, k)
+        probe(*given, client=client, server=server)
+        grads = torch.cat([watcher.found() for watcher in (client, server) if watcher.seen], 1)
+        each.add(grads)
+        mean.add((rho @ grads)[None])
     return Variance(float(rho @ each.variance()), float(mean.variance()))
 
 
-def estimate_heterogeneity(model: SplitModel, params: Params, x: Tensor, y: Tensor, parts: Parts) -> float:
+def estimate_heterogeneity(model: SplitModel, task: Task, params: Params, x: Tensor, y: Tensor, parts: Parts) -> float:
     """zeta^2 = sum rho^n ||grad F^n - grad F||^2 at ``params``, exactly."""
     leaves, rho = leaves_of(params), shares(parts, x)
-    total, squares = torch.zeros(model.size, dtype=x.dtype), 0.0
+    total, squares = torch.zeros(model.size, dtype=x.dtype, device=x.device), 0.0
     for n, part in enumerate(parts):
         local = torch.zeros_like(total)
         for rows in torch.split(torch.from_numpy(part), CHUNK):
-            loss = F.cross_entropy(boundaries(model, leaves, x[rows])[-1], y[rows], reduction="sum")
+            loss = task.losses(boundaries(model, leaves, x[rows])[-1], y[rows]).sum()
             local += flat_gradient(loss / len(part), list(leaves.values()))
         squares += float(rho[n] * local.square().sum())
         total += rho[n] * local
@@ -130,10 +123,10 @@ def estimate_heterogeneity(model: SplitModel, params: Params, x: Tensor, y: Tens
 class _Spread:
     """Running mean and variance of vectors (rows, values), after Welford."""
 
-    def __init__(self, rows: int, values: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, values: int, like: Tensor) -> None:
         self.count = 0
-        self.mean = torch.zeros(rows, values, dtype=dtype)
-        self.total = torch.zeros(rows, dtype=dtype)
+        self.mean = torch.zeros(rows, values, dtype=like.dtype, device=like.device)
+        self.total = torch.zeros(rows, dtype=like.dtype, device=like.device)
 
     def add(self, vectors: Tensor) -> None:
         self.count += 1

@@ -5,28 +5,19 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from splitcast.errors import SplitcastError
-from splitcast.schemes.codec import FP32
-from splitcast.schemes.feedback import Feedback, Mean
-from splitcast.schemes.messages import Ledger
-from splitcast.split import Params, SplitModel
-from splitcast.theory.passes import (
-    CHUNK,
-    Parts,
-    batches,
-    boundaries,
-    check_draws,
-    leaves_of,
-    luck_of,
-    pull_back,
-    shares,
-    smashed_gradients,
-)
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.model.split import Params, SplitModel
+from splitcast.schemes.program import Scheme
+from splitcast.schemes.schemes import SflGa
+from splitcast.theory.passes import CHUNK, Parts, boundaries, check_draws, leaves_of, pull_back, shares
+from splitcast.theory.probe import Watcher, nothing, per_placement, probe, squares
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
 
-MEAN = Mean()
+SFL_GA = SflGa(Config())
 
 
 @dataclass(frozen=True)
@@ -51,6 +42,7 @@ class GammaEstimate:
 
 def estimate_gamma(
     model: SplitModel,
+    task: Task,
     params: Params,
     x: Tensor,
     y: Tensor,
@@ -58,37 +50,34 @@ def estimate_gamma(
     batch: int,
     draws: int,
     seed: int,
-    feedback: Feedback | Sequence[Feedback] = MEAN,
+    scheme: Scheme | Sequence[Scheme] = SFL_GA,
 ) -> GammaEstimate:
     """Mini-batch Gamma at ``params``: the mean over draws of sum_n rho^n ||J_n^T s - J_n^T s^n||^2.
 
     J_n^T pulls a smashed-data gradient back through the batch of client n, s^n is what SFL sends it, and s is what
-    ``feedback``, one for all cuts or one for each, sends instead (`Mean`: the paper's s = sum rho^n s^n). The expected
-    gradients, h and grad F of Assumption 4, are at most as far apart (Jensen); `full_batch_gamma` gives that distance
-    exactly.
+    ``scheme``, one for all cuts or one for each, sends instead (SFL-GA: s = sum rho^n s^n). The expected gradients, h
+    and grad F of Assumption 4, are at most as far apart (Jensen); `full_batch_gamma` gives that distance exactly.
     """
     check_draws(draws, 1)
-    leaves, rho, clients = leaves_of(params), shares(parts, x), range(len(parts))
-    found = torch.zeros(draws, len(model.cuts), dtype=torch.float64)
-    by_cut = feedback if isinstance(feedback, Sequence) else [feedback] * len(model.cuts)
-    for k in range(draws):
-        rows = batches(parts, batch, seed, k)
-        away = [
-            own.reply(s, rho, FP32, Ledger(), clients) - s
-            for own, s in zip(by_cut, smashed_gradients(model, leaves, x, y, rows, seed, k), strict=True)
-        ]
-        for n in clients:
-            outs = boundaries(model, leaves, x[rows[n]], luck_of(seed, k, n))
-            for at, cut in enumerate(model.cuts):
-                found[k, at] += rho[n] * pull_back(leaves, cut, outs[cut], away[at][n]).square().sum()
+    rho = shares(parts, x).double()
+    found = torch.zeros(draws, len(model.cuts), dtype=torch.float64, device="cpu")
+    for at, (cut, own) in enumerate(zip(model.cuts, per_placement(scheme, len(model.cuts)), strict=True)):
+        placement = Placement.split(cut, model.depth)
+        if model.client_size(cut) == 0:
+            continue
+        for k in range(draws):
+            client, server = Watcher(squares), Watcher(nothing)
+            given = (own, placement, model, task, params, x, y, parts, batch, seed, k)
+            probe(*given, client=client, server=server, deviation=True)
+            found[k, at] = rho @ client.found()
     raw = found.mean(0)
     error = found.std(0) / draws**0.5 if draws > 1 else torch.zeros_like(raw)
     phi = tuple(model.client_size(cut) for cut in model.cuts)
     return GammaEstimate(phi, tuple(raw.tolist()), tuple(error.tolist()), tuple(monotone(phi, raw.tolist())))
 
 
-def full_batch_gamma(model: SplitModel, params: Params, x: Tensor, y: Tensor, parts: Parts) -> list[float]:
-    """Gamma of Assumption 4 to the letter, for `Mean`: sum_n rho^n ||h^n - grad F^n||^2 at every cut, exactly.
+def full_batch_gamma(model: SplitModel, task: Task, params: Params, x: Tensor, y: Tensor, parts: Parts) -> list[float]:
+    """Gamma of Assumption 4 to the letter, for SFL-GA: sum_n rho^n ||h^n - grad F^n||^2 at every cut, exactly.
 
     Row j of one client meets row j of another by chance alone, so E(J^T s) splits for two different clients, and
     h^n - grad F^n = E_n[J^T (sum_{m != n} rho^m E_m[s] - (1 - rho^n) s)], s the smashed-data gradient of one sample,
@@ -99,18 +88,20 @@ def full_batch_gamma(model: SplitModel, params: Params, x: Tensor, y: Tensor, pa
     def opened(rows: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """Boundaries, and at every cut the gradient s of each sample (rows, *d)."""
         outs = boundaries(model, leaves, x[rows].requires_grad_())
-        loss = F.cross_entropy(outs[-1], y[rows], reduction="sum")
+        loss = task.losses(outs[-1], y[rows]).sum()
         return outs, torch.autograd.grad(loss, outs[1:-1], retain_graph=True)
 
     chunked = [torch.split(torch.from_numpy(part), CHUNK) for part in parts]
-    means = [[torch.zeros(model.smashed_shape(cut), dtype=x.dtype) for cut in model.cuts] for _ in parts]  # E_n[s]
+    means = [
+        [torch.zeros(model.smashed_shape(cut), dtype=x.dtype, device=x.device) for cut in model.cuts] for _ in parts
+    ]  # E_n[s]
     for part, chunks, mean in zip(parts, chunked, means, strict=True):
         for rows in chunks:
             for total, s in zip(mean, opened(rows)[1], strict=True):
                 total += s.sum(0) / len(part)
     gammas = [0.0 for _ in model.cuts]
     for n, chunks in enumerate(chunked):
-        off = [torch.zeros(model.client_size(cut), dtype=x.dtype) for cut in model.cuts]
+        off = [torch.zeros(model.client_size(cut), dtype=x.dtype, device=x.device) for cut in model.cuts]
         for rows in chunks:
             outs, grads = opened(rows)
             for at, cut in enumerate(model.cuts):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from splitcast.errors import SplitcastError
+from splitcast.base.errors import SplitcastError
 from splitcast.theory.bounds import at_least, largest_lr
 
 

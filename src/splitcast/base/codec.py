@@ -1,0 +1,241 @@
+"""Formats of what travels, with sizes in packed bytes.
+
+A message holds b rows (b, *d), one per sample. `encode` gives its bytes, `decode` reads them, `nbytes` is their
+number, and `through` is decode(encode(x)) for many messages at once, without packing. Float64 exists to check
+arithmetic and never travels: fp32 leaves such values as they are and counts four bytes each.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitcast.base.errors import SplitcastError
+from splitcast.base.registry import Registry
+from splitcast.base.rounding import Draw
+
+EMPTY = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+class Codec(ABC):
+    """A wire format. `name`, `nbytes`, `encode` and `decode` make one; the rest follows, if slowly."""
+
+    name: str
+    exact: bool = False
+    """Whether `through` changes nothing."""
+    varies: ClassVar[bool] = False
+    """Whether the size of a message depends on what it holds; then `nbytes` is what is expected."""
+
+    @abstractmethod
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Packed size of one message of this shape (b, *d)."""
+
+    @abstractmethod
+    def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        """One message (b, *d) as bytes, uint8, on the CPU; the draw is of this message alone."""
+
+    @abstractmethod
+    def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        """The message (b, *d) that `encode` packed, in float32. Whatever the bytes are, it ends, and allocates no more
+        than the shape asks for; bytes that no `encode` makes may raise a `SplitcastError`."""
+
+    def bound(self, shape: Sequence[int]) -> int:
+        """Most bytes that a message of this shape may have: what a receiver is ready for."""
+        return self.nbytes(shape)
+
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        """Messages ``x`` (k, b, *d) as the receiver decodes them; same shape and dtype."""
+        return self.measured(x, draw)[0]
+
+    def measured(self, x: Tensor, draw: Draw | None = None) -> tuple[Tensor, list[int]]:
+        """`through`, and the packed size of every message."""
+        packed = [self.encode(one, _one_of(draw, k)) for k, one in enumerate(x)]
+        decoded = [self.decode(payload, x.shape[1:]) for payload in packed]
+        values = torch.stack(decoded).to(x) if decoded else x
+        return values, [len(payload) for payload in packed]
+
+
+def _one_of(draw: Draw | None, k: int) -> Draw | None:
+    """The draw of one of several messages."""
+    return None if draw is None else lambda count: draw(count)[k : k + 1]
+
+
+class Float(Codec):
+    """IEEE floating point; values beyond the range of fp16 saturate."""
+
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name, self.dtype = name, dtype
+        self.exact = dtype == torch.float32
+
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        return x if self.exact else self._rounded(x).to(x.dtype)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return self.dtype.itemsize * math.prod(shape)
+
+    def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        return self._rounded(x).contiguous().flatten().view(torch.uint8).cpu()
+
+    def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        return payload.view(self.dtype).view(*shape).float()
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        top = torch.finfo(self.dtype).max
+        return x.clamp(-top, top).to(self.dtype)
+
+
+class Integer(Codec):
+    """n bits a value on a grid of its own for every row, rounded stochastically: E[through(x)] = x.
+
+    A row is what lies behind the second dimension of a message: a feature map of a sample, a token, or for flat data
+    the whole sample. With h its greatest size, rounded up to bfloat16, its grid has 2^n points evenly from 0 to h, or
+    from -h to h if the row has a negative value; so all bits serve what leaves a ReLU, and zero stays zero there. A
+    value goes to one of its two neighbours with probabilities that make it right on average, to 2^-16 of a step.
+
+    The message is h of every row (2 bytes, the sign bit says which grid), then all grid numbers, packed with the first
+    in the lowest bits: 2 rows + ceil(n values / 8) bytes. Values beyond 2^126 saturate.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.name, self.bits, self.top = f"int{bits}", bits, 2**bits - 1
+
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        if not x.numel():
+            return x
+        rows = _rows(x)
+        low, step = self._grid(_heads(rows))
+        return self._levels(rows, low, step, draw).mul_(step).add_(low).view(x.shape)
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        rows, values = math.prod(shape[: 2 if len(shape) > 2 else 1]), math.prod(shape)
+        return 2 * rows + -(-self.bits * values // 8) if values else 0
+
+    def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        if not x.numel():
+            return EMPTY
+        rows = _rows(x[None])
+        heads = _heads(rows)
+        levels = self._levels(rows, *self._grid(heads), draw).flatten().to(torch.uint8)
+        return torch.cat([heads.flatten().view(torch.uint8), pack(levels, self.bits)]).cpu()
+
+    def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        if not math.prod(shape):
+            return torch.empty(*shape, device=payload.device)
+        rows = _rows(torch.empty(1, *shape, device="meta")).shape
+        size = 2 * math.prod(rows[:-1])
+        low, step = self._grid(payload[:size].clone().view(torch.bfloat16).view(*rows[:-1], 1))
+        levels = unpack(payload[size:], self.bits, math.prod(shape)).view(rows).float()
+        return levels.mul_(step).add_(low).view(*shape)
+
+    def _levels(self, rows: Tensor, low: Tensor, step: Tensor, draw: Draw | None) -> Tensor:
+        """Grid numbers of all values, as floating point."""
+        levels = (rows - low).div_(torch.where(step > 0, step, 1))
+        if draw:
+            noise = draw(math.prod(rows.shape[1:])).to(levels)  # one type first: mixed addition is slow
+            levels += noise.mul_(2**-16).view_as(levels)
+        return levels.round_().clamp_(0, self.top)
+
+    def _grid(self, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """First point and distance of points."""
+        high, signed = heads.float().abs(), heads.signbit()
+        return torch.where(signed, -high, 0.0), high * torch.where(signed, 2 / self.top, 1 / self.top)
+
+
+_LIMIT = 2.0**126
+"""Where grids end, so that arithmetic on them is finite."""
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Messages (k, b, *d) as rows (k, b, r, values)."""
+    if x.dim() < 4:
+        return x.reshape(*x.shape[:2], 1, -1)
+    return x.flatten(3)
+
+
+def _heads(rows: Tensor) -> Tensor:
+    """The greatest size in every row (..., 1), rounded up to bfloat16, with a minus where a value is negative."""
+    low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
+    size = torch.maximum(-low, high).float().clamp(max=_LIMIT)
+    # a bfloat16 is the upper half of a float32
+    raised = ((size.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
+    raised = torch.where(size.isnan(), torch.nan, raised)
+    return torch.where(low < 0, -raised, raised)
+
+
+def pack(levels: Tensor, bits: int) -> Tensor:
+    """Integers below 2^bits (n,), uint8, as ceil(n bits / 8) bytes; the first is in the lowest bits.
+
+    >>> pack(torch.tensor([1, 2, 3, 0, 2], dtype=torch.uint8), bits=2).tolist()
+    [57, 2]
+    """
+    each = 8 // bits
+    padded = torch.nn.functional.pad(levels, (0, -len(levels) % each)).view(-1, each)
+    packed = padded[:, 0].clone()
+    for k in range(1, each):
+        packed |= padded[:, k] << (bits * k)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The inverse of `pack` for ``count`` integers."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    levels: Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
+    return levels.flatten()[:count]
+
+
+_WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+class Labels(Codec):
+    """Integers 0 to classes - 1: one byte each up to 256 classes, two up to 65536, else four.
+
+    >>> Labels(10).nbytes((32,)), Labels(1000).nbytes((32,))
+    (32, 64)
+    """
+
+    exact = True
+
+    def __init__(self, classes: int) -> None:
+        self.classes, self.width = classes, 1 if classes <= 2**8 else 2 if classes <= 2**16 else 4
+        self.name = f"uint{8 * self.width}"
+
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        return x
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return self.width * math.prod(shape)
+
+    def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        packed = x.cpu().numpy().astype(_WIDTHS[self.width])
+        return torch.from_numpy(np.frombuffer(bytearray(packed.tobytes()), np.uint8)) if packed.size else EMPTY
+
+    def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        labels = torch.from_numpy(payload.numpy().view(_WIDTHS[self.width]).astype(np.int64)).view(*shape)
+        if labels.numel() and int(labels.max()) >= self.classes:
+            raise SplitcastError(f"{int(labels.max())} is not below {self.classes}, the number of classes")
+        return labels
+
+
+FP32, FP16 = Float("fp32", torch.float32), Float("fp16", torch.float16)
+
+CODECS: Registry[Codec] = Registry("codec", takes=0, forms=("auto",))
+for _codec in (FP32, FP16, Integer(8), Integer(4), Integer(2)):
+    CODECS[_codec.name] = _codec
+
+
+def codec(name: str, field: str = "codec") -> Codec:
+    """Look a codec up; ``module:function`` is a function without arguments, or a class, that gives one.
+
+    >>> codec("fp16").nbytes((32, 10)), codec("int2").nbytes((32, 10))
+    (640, 144)
+    """
+    if name in CODECS:
+        return CODECS[name]
+    made = CODECS.find(name, field)()  # type: ignore[operator]
+    if not isinstance(made, Codec):
+        raise SplitcastError(f"{field}: {name!r} gives a {type(made).__name__}, not a splitcast.base.codec.Codec")
+    return made

@@ -1,0 +1,256 @@
+"""The command line: parse, call, print. Bad input is one line on stderr and exit code 2."""
+
+import io
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from splitcast.base.config import Config, load
+from splitcast.base.errors import SplitcastError
+from splitcast.base.renames import moved_flag
+from splitcast.cli.options import (
+    FLAGS,
+    BenchOptions,
+    CompareOptions,
+    DataOptions,
+    DeployOptions,
+    LearnOptions,
+    PlanOptions,
+    ProfileOptions,
+    ReportOptions,
+    ReproduceOptions,
+    TrainOptions,
+    VerifyOptions,
+)
+
+HELP = """\
+splitcast trains a model in two halves, across many clients and one server, and counts what it costs.
+
+usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
+
+  train     train one scheme; write a run folder
+  compare   train several schemes on the same data and seeds; one table, one figure
+  plan      which cut, how long a round takes in a wireless cell, and who gets what
+  learn     learn which cut to take under which channel (DDQN), for train --policy
+  reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
+  report    one self-contained HTML page about one or several runs
+  verify    whether run folders are whole and unedited (splitcast verify RUN...)
+  profile   what each cut costs: parameters, traffic, FLOPs, privacy
+  data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
+  bench     measure speed as ratios in one run (splitcast bench engine)
+  deploy    train for real: one server, sites elsewhere, on NVIDIA FLARE (docs/deployment.md)
+
+examples:
+  splitcast train --scheme sfl-ga --cut 1 --rounds 100
+  splitcast compare sfl-ga sfl psl --partition dirichlet --alpha 0.3 --out runs/skewed
+  splitcast plan --scheme sfl --bandwidth-hz 10e6 --epsilon 0.001
+  splitcast train --policy greedy --epsilon 0.001
+  splitcast train --config my.toml --lr 0.1
+"""
+
+
+def train(options: TrainOptions) -> None:
+    from splitcast.cli.show import run_training
+
+    run_training(options.settings, options.out, options.resume, options.tensorboard, options.output)
+
+
+def compare(options: CompareOptions) -> None:
+    from splitcast.cli.show import run_comparison
+
+    if options.settings.split.scheme != Config().split.scheme:
+        raise SplitcastError("scheme: compare takes schemes without a flag, as in: splitcast compare sfl-ga sfl psl")
+    run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
+
+
+def plan(options: PlanOptions) -> None:
+    from splitcast.cli.show_plan import run_plan
+    from splitcast.model import build
+
+    config, model = options.settings, None
+    if options.input_shape:
+        classes = 10 if options.classes is None else options.classes
+        model = build(config.model.arch, options.input_shape, classes, seed=0)
+    run_plan(config, options.draws, options.out, model, options.classes, options.json)
+
+
+def learn(options: LearnOptions) -> None:
+    from splitcast.cli.show_learn import run_learning
+
+    run_learning(options.settings, options.learning, options.out, options.output)
+
+
+def reproduce(options: ReproduceOptions) -> None:
+    from splitcast.cli.show_reproduce import run_reproduction
+
+    run_reproduction(
+        options.figures, options.dataset, options.quick, options.full, options.seeds, options.out, options.output
+    )
+
+
+def report(options: ReportOptions) -> None:
+    from splitcast.studies.report import write_report
+
+    print(f"report: {write_report(options.runs, options.out, trust=options.trust)}")
+
+
+def verify(options: VerifyOptions) -> None:
+    from splitcast.run.verify import verify as problems_of
+
+    if not options.runs:
+        raise SplitcastError("runs: none given; name a run folder")
+    found = {run: problems_of(run) for run in options.runs}
+    for run, problems in found.items():
+        print("\n".join(problems or [f"{run}: ok"]))
+    if any(found.values()):
+        sys.exit(1)
+
+
+def profile(options: ProfileOptions) -> None:
+    from splitcast.cli.show import print_profile
+    from splitcast.model import build
+    from splitcast.model.split import as_rows
+
+    model = build(options.arch, options.input_shape, options.classes, seed=0)
+    if options.json:
+        print(json.dumps({"parameters": model.size, "cuts": as_rows(model.profile())}, indent=2))
+    else:
+        print_profile(model)
+
+
+def data(options: DataOptions) -> None:
+    from splitcast import data as datasets
+    from splitcast.base.errors import one_of
+
+    if one_of("action", options.action, ["get", "list"]) == "get":
+        print(f"ready: {datasets.fetch(options.name, options.cache)}")
+        return
+    for name in datasets.NAMES:
+        try:
+            found = datasets.load(name, options.cache)
+            print(f"{name:14} {len(found.train_y):6} train, {len(found.test_y):6} test, {found.classes} classes")
+        except SplitcastError:
+            print(f"{name:14} not fetched: splitcast data get {name}")
+
+
+def bench(options: BenchOptions) -> None:
+    from splitcast.base.errors import one_of
+    from splitcast.bench import BENCHES
+    from splitcast.cli.show import print_bench
+
+    if options.repeats < 1:
+        raise SplitcastError(f"repeats: {options.repeats}; must be at least 1")
+    rows = BENCHES[one_of("bench", options.what, BENCHES)](options.repeats)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows]))
+    else:
+        print_bench(rows)
+
+
+def deploy(options: DeployOptions) -> None:
+    from splitcast.cli.show_deploy import run_deploy
+
+    run_deploy(options.action, options.file, options.folder, options.only, options.out, options.resume, options.output)
+
+
+Command = Callable[[Any], None]
+COMMANDS: dict[str, tuple[type, Command]] = {
+    "train": (TrainOptions, train),
+    "compare": (CompareOptions, compare),
+    "plan": (PlanOptions, plan),
+    "learn": (LearnOptions, learn),
+    "reproduce": (ReproduceOptions, reproduce),
+    "report": (ReportOptions, report),
+    "verify": (VerifyOptions, verify),
+    "profile": (ProfileOptions, profile),
+    "data": (DataOptions, data),
+    "bench": (BenchOptions, bench),
+    "deploy": (DeployOptions, deploy),
+}
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Entry point of `splitcast`."""
+    arguments = list(sys.argv[1:] if args is None else args)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return
+    if arguments[0] in ("-V", "--version"):
+        print(f"splitcast {version('splitcast')}")
+        return
+    if str(Path.cwd()) not in sys.path:  # an installed command does not look where its user works
+        sys.path.append(str(Path.cwd()))
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"splitcast: {message}", file=sys.stderr)
+        try:
+            try:
+                _dispatch(arguments)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # who reads it, such as head, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _dispatch(arguments: list[str]) -> None:
+    try:
+        name, *rest = arguments
+        if name not in COMMANDS:
+            raise SplitcastError(f"command: unknown {name!r}; choose one of {', '.join(COMMANDS)}")
+        kind, command = COMMANDS[name]
+        command(parse(kind, name, rest))
+    except SplitcastError as error:
+        print(f"splitcast: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a folder that cannot be written, a full disk
+        print(f"splitcast: cannot use {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt as stopped:
+        print(f"splitcast: interrupted{f'; {stopped}' if str(stopped) else ''}", file=sys.stderr)
+        sys.exit(130)
+
+
+def parse(kind: type, name: str, args: list[str]) -> Any:
+    """Options of a command; ``--config FILE`` supplies the defaults of its settings."""
+    keywords: dict[str, Any] = {}
+    args = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
+    settings = "settings" in kind.__dataclass_fields__  # type: ignore[attr-defined]
+    for flag in (arg.partition("=")[0] for arg in args if settings):
+        if now := moved_flag(flag):
+            raise SplitcastError(f"{flag} is now {now}")
+    if "--config" in args:
+        at = args.index("--config")
+        if at + 1 >= len(args):
+            raise SplitcastError("config: --config needs a file name")
+        if not settings:
+            raise SplitcastError(f"config: {name} takes no --config")
+        keywords["default"] = kind(settings=load(Path(args[at + 1])))
+        args = args[:at] + args[at + 2 :]
+    framed = io.StringIO()
+    try:
+        with redirect_stderr(framed):
+            return tyro.cli(kind, prog=f"splitcast {name}", args=args, registry=FLAGS, **keywords)
+    except SystemExit as stop:
+        if stop.code:
+            raise SplitcastError(unframed(framed.getvalue())) from None
+        raise
+
+
+def unframed(box: str) -> str:
+    """What tyro says in a frame of several lines, in one.
+
+    >>> unframed("╭─ Parsing error ─╮\\n│ invalid value: x │\\n│ ──────── │\\n│ For full helptext, run … │\\n╰──╯")
+    'invalid value: x; For full helptext, run …'
+    """
+    said = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
+    return "; ".join(line for line in said if line.strip("-")).replace(":; ", ": ")

@@ -1,0 +1,201 @@
+"""What each command takes: its positional words and flags, with the help that --help prints."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import OmitArgPrefixes
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+
+from splitcast.base.config import SCHEME_SECTIONS, SECTIONS, Config, LearnConfig
+
+FLAGS = ConstructorRegistry()
+"""How flags are made: keys of a scheme's section keep its name (--sfl-gb.rank), all others stand alone (--lr)."""
+Settings = Annotated[Config, tyro.conf.arg(name="")]
+
+
+@FLAGS.struct_rule
+def _sections(info: StructTypeInfo) -> StructConstructorSpec | None:
+    if info.type is not Config:
+        return None
+    default = info.default if isinstance(info.default, Config) else Config()
+
+    def flags(name: str, kind: Any) -> StructFieldSpec:
+        attribute = name.replace("-", "_")
+        made: Any = kind if name in SCHEME_SECTIONS else Annotated[kind, OmitArgPrefixes]
+        return StructFieldSpec(attribute, made, getattr(default, attribute))
+
+    return StructConstructorSpec(Config, tuple(flags(name, kind) for name, kind in SECTIONS.items()))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What is printed."""
+
+    quiet: bool = False
+    """No progress, only the result."""
+    json: bool = False
+    """The result as JSON on stdout, nothing else."""
+
+    @property
+    def silent(self) -> bool:
+        """Whether there is no progress to be seen."""
+        return self.quiet or self.json
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train one scheme. Options override the values of --config FILE."""
+
+    settings: Settings = field(default_factory=Config)
+    out: Path | None = None
+    """Run folder; must be new. Default: runs/<time>-<scheme>."""
+    resume: Path | None = None
+    """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
+    tensorboard: bool = False
+    """Also write TensorBoard events beside the run folder, into <folder>-events (needs the extra `track`)."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Train several schemes with the same data and seeds. Finished runs in --out are kept, stopped ones go on. Options
+    override the values of --config FILE."""
+
+    schemes: Annotated[tuple[str, ...], tyro.conf.Positional] = ("sfl-ga", "sfl", "psl")
+    """Schemes to compare."""
+    settings: Settings = field(default_factory=Config)
+    out: Path = Path("runs/compare")
+    """Folder for one run folder per scheme and the figure."""
+    target: float | None = None
+    """Accuracy (0..1) for the columns "to target". Default: the highest whole per cent every scheme reaches."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line.
+    Options override the values of --config FILE."""
+
+    settings: Settings = field(default_factory=Config)
+    draws: int = 100
+    """Channel draws to average over: the first rounds of a training with these settings."""
+    input_shape: tuple[int, ...] = ()
+    """Shape of one sample. Default: the data set's."""
+    classes: int | None = None
+    """Number of labels. Default: the data set's."""
+    out: Path = Path("runs/plan")
+    """Folder for the figure (gantt.png, gantt.svg)."""
+    json: bool = False
+    """Print JSON instead of tables."""
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """Learn a cut policy by Algorithm 1 (DDQN) and judge it on held-out channels; --rounds is the episode's length.
+    Options override the values of --config FILE."""
+
+    settings: Settings = field(default_factory=Config)
+    learning: OmitArgPrefixes[LearnConfig] = field(default_factory=LearnConfig)
+    out: Path = Path("runs/learn")
+    """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """Draw the paper's figures from trainings of this machine, and judge its claims. Trainings are kept in --out and
+    shared; a reproduction that was stopped goes on where it was."""
+
+    figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation; or all."""
+    dataset: str = ""
+    """With --full: mnist (the default), fashion-mnist or cifar10."""
+    quick: bool = False
+    """Embedded data and short trainings: minutes."""
+    full: bool = False
+    """The paper's sizes: hours."""
+    seeds: int = 0
+    """Trainings per curve. Default: 3 with --full, 2 with --quick."""
+    out: Path = Path("runs/reproduce")
+    """Folder for trainings and, under the data set's name, figures (PNG, SVG, CSV), claims.md and claims.json."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """One self-contained HTML page about runs: summary, charts, latency per client, configuration, commands."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, or folders of run folders such as `compare --out` writes."""
+    out: Path | None = None
+    """The page. Default: report.html in the first folder."""
+    trust: bool = False
+    """Also import the modules that the runs name (own models, schemes): only for folders you trust."""
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Whether run folders are as splitcast left them: prints every problem, and exits with 1 if there is any."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders."""
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What each cut of a model costs."""
+
+    arch: str = "cnn"
+    """cnn, cnn-small, or module:function building blocks from (input_shape, classes)."""
+    input_shape: tuple[int, ...] = (1, 28, 28)
+    """Shape of one sample."""
+    classes: int = 10
+    """Number of labels."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Fetch data sets, or list what is there."""
+
+    action: Annotated[str, tyro.conf.Positional]
+    """get or list."""
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """mnist, fashion-mnist or cifar10."""
+    cache: Path | None = None
+    """Cache folder. Default: $SPLITCAST_DATA, else ~/.cache/splitcast."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Speed as ratios measured in one run, medians of interleaved repetitions."""
+
+    what: Annotated[str, tyro.conf.Positional]
+    """engine, allocate, gb, ccc or flare."""
+    repeats: int = 7
+    """Interleaved repetitions per figure."""
+    json: bool = False
+    """Print one list of {"name", "value", "unit"} rows."""
+
+
+@dataclass(frozen=True)
+class DeployOptions:
+    """Train on real sites: init FILE, start, stop, status, run CONFIG, renew, revoke SITE (docs/deployment.md). Needs
+    extra `deploy`."""
+
+    action: Annotated[str, tyro.conf.Positional]
+    """init, start, stop, status, run, renew (new certificates) or revoke (and one site less)."""
+    file: Annotated[Path | None, tyro.conf.Positional] = None
+    """init: the deployment file. run: the configuration of the training. revoke: the site."""
+    folder: Path = Path("deployment")
+    """Where the start-up kits are."""
+    only: tuple[str, ...] = ()
+    """start, stop: only the server or these sites."""
+    out: Path | None = None
+    """run: run folder; must be new. Default: runs/<time>-<scheme>."""
+    resume: Path | None = None
+    """run: go on with this run folder from its last checkpoint; takes no configuration."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)

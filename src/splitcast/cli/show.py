@@ -1,0 +1,205 @@
+"""What a person sees in the terminal: progress, tables, results."""
+
+import json
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.bench import Row as BenchRow
+from splitcast.cli.options import Output
+from splitcast.model.split import SplitModel
+from splitcast.run.loop import OnRound, train
+from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.studies import compare as comparison
+
+
+class Watch:
+    """A progress bar per run with accuracy, MB, simulated seconds and rounds per second."""
+
+    def __init__(self) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description:8}"),
+            BarColumn(bar_width=12),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress.live.is_started:  # else it would print an empty line
+            self.progress.stop()
+
+    def __call__(self, name: str, config: Config, before: Sequence[RoundRecord] = ()) -> OnRound:
+        """Watch a run; ``before`` are the rounds of one that goes on."""
+        task = self.progress.add_task(name, total=config.train.rounds, status="")
+        started, seen, sent, clock, accuracy = time.perf_counter(), 0, 0, 0.0, ""
+
+        def show(record: RoundRecord) -> None:
+            nonlocal seen, sent, clock, accuracy
+            self.progress.start()  # not before the first round: bad input must print one line and nothing else
+            if not seen:
+                done = [r for r in before if r.round < record.round]
+                sent, clock = sum(r.bytes for r in done), sum(r.latency_s for r in done)
+            seen += 1
+            sent += record.bytes
+            clock += record.latency_s
+            if record.test_accuracy is not None:
+                accuracy = f"{100 * record.test_accuracy:5.2f} %"
+            speed = seen / (time.perf_counter() - started)
+            status = f"{accuracy:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s"
+            self.progress.update(task, completed=record.round, status=status)
+
+        return show
+
+    def briefly(self, name: str, config: Config) -> OnRound:
+        """The same, gone when the run is done."""
+        show = self(name, config)
+        task = self.progress.task_ids[-1]
+
+        def show_and_go(record: RoundRecord) -> None:
+            show(record)
+            if record.round == config.train.rounds:
+                self.progress.remove_task(task)
+
+        return show_and_go
+
+
+def run_training(config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output) -> None:
+    """`splitcast train`."""
+    if resume:
+        if config != Config() or out:
+            raise SplitcastError("resume: takes its settings from the run folder; leave the other options out")
+        run, folder = RunFolder(resume), resume
+        config, before = run.config(), run.rounds(run.checkpointed())
+    else:
+        before = []
+        folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
+    watchers: list[OnRound] = []
+    if tensorboard:
+        watchers.append(_tensorboard(folder))
+    watch = Watch()
+    if not output.silent:
+        watchers.append(watch(config.split.scheme, config, before))
+
+    def on_round(record: RoundRecord) -> None:
+        for watcher in watchers:
+            watcher(record)
+
+    try:
+        with watch:
+            result = train(config, folder, resume=resume is not None, on_round=on_round)
+    except KeyboardInterrupt:
+        known = RunFolder(folder).config_file.is_file()
+        raise KeyboardInterrupt(f"go on with: splitcast train --resume {folder}" if known else "") from None
+    summary = result.summary
+    if output.json:
+        print(json.dumps(summary | {"folder": str(folder)}))
+    else:
+        print(line_of(summary, f"{summary['latency_s']:.1f} s simulated", folder))
+
+
+def line_of(summary: Mapping[str, Any], seconds: str, folder: Path) -> str:
+    """The result of a training; measures of a task without accuracy by their names, drift where it is known."""
+    accuracy, drift = summary["accuracy"], summary["drift"]
+    measures = ", ".join(f"{name} {value:.4g}" for name, value in summary.get("test", {}).items())
+    said = [
+        f"{summary['scheme']}: {measures if accuracy is None else f'{100 * accuracy:.2f} %'}",
+        f" after {summary['rounds']} rounds, {(summary['up_bytes'] + summary['down_bytes']) / 1e6:.1f} MB, {seconds}",
+        "" if drift is None else f", drift {drift:.3g}",
+        f"; run folder {folder}",
+    ]
+    return "".join(said)
+
+
+def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output) -> None:
+    """`splitcast compare`."""
+    comparison.check_target(target)
+    watch = Watch()
+    with watch:
+        runs = (
+            comparison.compare(config, schemes, out)
+            if output.silent
+            else comparison.compare(config, schemes, out, watch)
+        )
+    target, rows = comparison.rows(runs, target)
+    if output.json:
+        print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))
+        return
+    goal = f"to {100 * target:g} %"
+    table = Table(title=comparison.title_of(config))
+    for heading in ("scheme", "accuracy", "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
+        table.add_column(heading, justify="left" if heading == "scheme" else "right")
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{100 * row.accuracy:.2f} %",
+            f"{row.megabytes:.1f}",
+            f"{row.seconds:.1f}",
+            "never" if row.rounds_to_target is None else str(row.rounds_to_target),
+            "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
+            "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
+            f"{row.drift:.3g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"figure: {out / 'comparison.png'}", highlight=False)
+    console.print(f"as an interactive page: splitcast report {shlex.quote(str(out))}", highlight=False, soft_wrap=True)
+
+
+def print_profile(model: SplitModel) -> None:
+    """`splitcast profile`."""
+    title = f"{model.size:,} parameters; per sample: smashed values, MFLOP forward / backward"
+    table = Table(title=title, padding=(0, 0))
+    for heading in ("cut", "φ(v)", "φ/q", "privacy", "smashed", "client MFLOP", "server MFLOP"):
+        table.add_column(heading, justify="right")
+    for row in model.profile():
+        table.add_row(
+            str(row.cut),
+            f"{row.client_parameters:,}",
+            f"{row.client_fraction:.4g}",
+            f"{row.privacy:.4g}",
+            f"{row.smashed_values:,}",
+            f"{row.client_forward_flops / 1e6:.3f} / {row.client_backward_flops / 1e6:.3f}",
+            f"{row.server_forward_flops / 1e6:.3f} / {row.server_backward_flops / 1e6:.3f}",
+        )
+    Console().print(table)
+
+
+def print_bench(rows: Sequence[BenchRow]) -> None:
+    """`splitcast bench`."""
+    table = Table()
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    for row in rows:
+        table.add_row(row.name, f"{row.value:.4g}", row.unit)
+    Console().print(table)
+
+
+def _tensorboard(folder: Path) -> OnRound:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SplitcastError("tensorboard: not installed; install the extra `track`") from None
+    writer: SummaryWriter = SummaryWriter(str(folder.with_name(folder.name + "-events")))
+
+    def write(record: RoundRecord) -> None:
+        for key in ("loss", "drift", "up_bytes", "down_bytes", "latency_s", "test_loss", "test_accuracy"):
+            value = getattr(record, key)
+            if value is not None:
+                writer.add_scalar(key, value, record.round)
+
+    return write

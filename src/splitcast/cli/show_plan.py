@@ -1,0 +1,103 @@
+"""What a person sees of a plan."""
+
+import json
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.cost.latency import PARTS
+from splitcast.model.split import SplitModel
+from splitcast.studies.plan import CutPlan, Plan, plan
+from splitcast.studies.plan_figure import plot_gantt
+
+MOST_ROWS = 20
+
+
+def run_plan(
+    config: Config, draws: int, out: Path, model: SplitModel | None, classes: int | None, as_json: bool
+) -> None:
+    """`splitcast plan`."""
+    made = plan(config, draws, model, classes)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        names = [f"client {c.client}" + (f" ({c.distance_m:.0f} m)" if c.distance_m else "") for c in made.clients]
+        plot_gantt(
+            {"optimal shares": made.optimal, "equal shares": made.equal}, names, out / "gantt", title_of(made, config)
+        )
+    except OSError as error:
+        raise SplitcastError(f"out: cannot write to {out}: {error.strerror}") from None
+    if as_json:
+        print(json.dumps(made.as_json() | {"figure": str(out / "gantt.png")}, indent=2))
+        return
+    console = Console()
+    net = config.network
+    console.print(
+        f"{made.scheme}: mean of {made.draws} rounds, {config.data.clients} clients, {net.bandwidth_hz / 1e6:g} MHz, "
+        f"{net.allocation} shares, {net.workload} workload, "
+        f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency",
+        Columns(cut_tables(made, config)),
+        title_of(made, config),
+        Columns(client_tables(made)),
+        f"figure: {out / 'gantt.png'}",
+        sep="\n",
+        highlight=False,
+    )
+
+
+def title_of(made: Plan, config: Config) -> str:
+    """What the tables and the figure are about."""
+    return (
+        f"{made.scheme}, {_cut(made.best, config)}, {config.data.clients} clients, "
+        f"{config.network.bandwidth_hz / 1e6:g} MHz, batch {config.train.batch}: round {made.shown_round}"
+    )
+
+
+def _cut(row: CutPlan, config: Config) -> str:
+    return "whole model on the client" if config.split.scheme == "fl" else f"cut {row.cut}"
+
+
+def cut_tables(made: Plan, config: Config) -> list[Table]:
+    """Loads and latency of every cut; the best one is marked, those that violate privacy are struck out."""
+    loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP")
+    times = _table("seconds", "cut", *PARTS, "latency", "if equal", "cost")
+    for row in made.cuts:
+        best = row == made.best
+        name = f"{'→ ' if best else ''}{'all' if config.split.scheme == 'fl' else row.cut}"
+        style = "bold" if best else "" if row.allowed else "strike dim"
+        amounts = (row.up_bits, row.down_bits, row.client_flops, row.server_flops)
+        loads.add_row(name, f"{row.privacy:.3g}", *(f"{x / 1e6:,.1f}" for x in amounts), style=style)
+        seconds = (*row.parts_s.values(), row.latency_s, row.equal_share_s, row.objective)
+        times.add_row(name, *(f"{x:.3f}" for x in seconds), style=style)
+    return [loads, times]
+
+
+def client_tables(made: Plan) -> list[Table]:
+    """Who gets what at the best cut, and how long each part takes it."""
+    shares = _table("shares", "client", "m", "gain dB", "W", "MHz up", "MHz down", "server GFLOP/s")
+    times = _table("seconds", "client", *PARTS, "waits")
+    for row in made.clients[:MOST_ROWS]:
+        shares.add_row(
+            str(row.client),
+            "" if row.distance_m is None else f"{row.distance_m:.0f}",
+            f"{row.gain_db:.1f}",
+            f"{row.power_w:.3f}",
+            f"{row.uplink_hz / 1e6:.3f}",
+            f"{row.downlink_hz / 1e6:.3f}" if row.downlink_hz else "all",
+            f"{row.server_flops_per_s / 1e9:.3f}",
+        )
+        times.add_row(str(row.client), *(f"{x:.3f}" for x in (*row.parts_s.values(), row.waiting_s)))
+    if len(made.clients) > MOST_ROWS:
+        shares.caption = f"the first {MOST_ROWS} of {len(made.clients)} clients; --json lists all"
+    return [shares, times]
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table

@@ -1,0 +1,144 @@
+"""A scheme and a model in a cell: what a round of each placement sends, computes and takes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError, one_of
+from splitcast.cost.cell import Cell, cell
+from splitcast.cost.channel import Channel, channel
+from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.latency import RoundTime
+from splitcast.cost.privacy import legal, privacy
+from splitcast.cost.stages import WORKLOADS, Stage, Workload, fold, workload
+from splitcast.engine.dry import dry_round
+from splitcast.model.split import SplitModel
+from splitcast.schemes.messages import Event, Ledger
+from splitcast.schemes.program import Scheme
+from splitcast.schemes.schemes import make_scheme
+from splitcast.training.optimiser import Optimiser, make_optimiser
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that determines the time of a round."""
+
+    config: Config
+    model: SplitModel
+    task: Task
+    scheme: Scheme
+    optimiser: Optimiser
+    cell: Cell
+    channel: Channel
+    allocator: Allocator
+    target_shape: tuple[int, ...] = ()
+    _work: dict[Placement, Workload] = field(default_factory=dict)
+
+    @staticmethod
+    def of(config: Config, model: SplitModel, task: Task, target_shape: tuple[int, ...] = ()) -> "Scenario":
+        """The scenario a configuration describes."""
+        net, clients, seed = config.network, config.data.clients, config.train.seed
+        one_of("workload", net.workload, WORKLOADS)
+        return Scenario(
+            config,
+            model,
+            task,
+            make_scheme(config),
+            make_optimiser(config.train),
+            cell(net, clients, seed),
+            channel(net, clients, seed),
+            ALLOCATORS.find(net.allocation),
+            target_shape,
+        )
+
+    def place(self, cut: int) -> Placement:
+        """The placement that a user's cut means."""
+        return self.scheme.place(cut, self.model.depth)
+
+    def placements(self) -> list[Placement]:
+        """All there are to choose from; a scheme without a cut has one."""
+        return list(dict.fromkeys(self.place(cut) for cut in self.model.cuts))
+
+    def work(self, placement: Placement) -> Workload:
+        """FLOPs of each client in a local step."""
+        if placement not in self._work:
+            name = self.config.network.workload
+            self._work[placement] = workload(self.model, placement, self.config.train.batch, name)
+        return self._work[placement]
+
+    def dry(self, placement: Placement, t: int, clients: Sequence[int] | None = None) -> Ledger:
+        """What round ``t`` of these clients, all by default, would send and compute."""
+        train, everyone = self.config.train, range(self.cell.clients)
+        return dry_round(
+            self.scheme.at(placement),
+            self.model,
+            self.task,
+            placement,
+            self.optimiser,
+            t,
+            everyone if clients is None else clients,
+            batch=train.batch,
+            steps=train.local_steps,
+            everyone=everyone,
+            target_shape=self.target_shape,
+        )
+
+    def stages(self, placement: Placement, t: int, clients: Sequence[int] | None = None) -> list[Stage]:
+        """Round ``t`` of these clients, all by default."""
+        return self.stages_of(self.dry(placement, t, clients).events, placement)
+
+    def stages_of(self, events: Sequence[Event], placement: Placement) -> list[Stage]:
+        """A round in which this happened."""
+        return fold(events, placement, self.work(placement))
+
+    def rhythms(
+        self, placements: Sequence[Placement], rounds: int
+    ) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
+        """Rounds 1..T by who averages halves in them: which rounds (T,), and the stages of each placement."""
+        schemes = [self.scheme.at(placement) for placement in placements]
+        syncing = np.array([[scheme.syncs(t) for scheme in schemes] for t in range(1, rounds + 1)])
+        for kind in np.unique(syncing, axis=0):
+            these = (syncing == kind).all(1)
+            t = int(np.flatnonzero(these)[0]) + 1
+            yield these, [self.stages(placement, t) for placement in placements]
+
+    def check(self, placement: Placement, rounds: int) -> None:
+        """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""
+        self.channel.at(rounds)
+        epsilon = self.config.network.epsilon
+        if epsilon and privacy(self.model, placement) < epsilon:
+            placements = self.placements()
+            kept = legal(self.model, placements, epsilon)
+            allowed = [p.cut for p, good in zip(placements, kept, strict=True) if good]
+            raise SplitcastError(f"cut: {placement.cut} violates epsilon {epsilon:g}; choose one of {allowed}")
+
+
+class RoundClock:
+    """Times the rounds of a training as they happen.
+
+    The channel of coming rounds is known and what they send is mostly the same, so a block of rounds is solved at
+    once and kept. Blocks start at fixed rounds: a resumed run solves the same ones and gets the same bits.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self._block = max(1, min(32, 1024 // scenario.cell.clients))
+        self._known: tuple[range, list[Stage]] = (range(0), [])
+        self._timed = RoundTime([])
+
+    def round(self, t: int, placement: Placement, ledger: Ledger) -> tuple[float, int, str]:
+        """Seconds of round ``t``, in which this happened; who held it up longest, and with what."""
+        here, train = self.scenario, self.scenario.config.train
+        stages = here.stages_of(ledger.events, placement)
+        first = t - (t - 1) % self._block
+        block = range(first, min(first + self._block, train.rounds + 1))
+        if self._known != (block, stages):
+            gains = np.stack([here.channel.at(k) for k in block])
+            self._known, self._timed = (block, stages), time_rounds([stages], here.cell, gains, here.allocator)[0]
+        at = (t - first,)
+        return float(self._timed.seconds[at]), *self._timed.culprit(at)

@@ -1,0 +1,163 @@
+"""What every cut, and every move of the cut, costs under any channel: the numbers that cut selection works on.
+
+A round at cut v costs w Γ(φ(v)) + l_t(v); moving there from cut u before it costs further seconds. Both come from the
+clock, for all cuts and all channel draws in one batched call, as if all clients took part; a training knows who does.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream
+from splitcast.cost.cell import Array
+from splitcast.cost.channel import Rayleigh, fade, record
+from splitcast.cost.clock import round_seconds
+from splitcast.cost.objective import gamma_per_cut, round_cost
+from splitcast.cost.privacy import client_fraction, legal
+from splitcast.cost.scenario import Scenario
+from splitcast.cost.stages import Stage
+from splitcast.cost.trace import Trace
+from splitcast.data.batches import participants
+from splitcast.engine.dry import client_values
+from splitcast.engine.links import CountingLink
+from splitcast.schemes.messages import Ledger
+from splitcast.training.placement import Placement
+
+REFERENCE_DRAWS = 1024
+REFERENCE, TRAINING, EXPLORING, HELD_OUT, CHOICE = range(5)
+"""Places in the policy's stream."""
+_CLIENT_DRAWS = 2**20  # clients × cuts × draws that are timed at once
+
+
+@dataclass(frozen=True)
+class EpisodeCosts:
+    """Everything a cut selection can be charged; leading dimensions ... are episodes, T rounds, N clients, C cuts."""
+
+    gains: Array
+    """(..., T, N), linear"""
+    cost: Array
+    """w Γ(φ(v)) + l_t(v), (..., T, C)"""
+    move_s: Array
+    """Seconds of moving [from, to] before the round, (..., T, C, C); 0 throughout where moves are not charged."""
+
+
+class CutCosts:
+    """Placements to choose from, their costs and the channel of a scenario; counted by position 0..C-1 in arrays."""
+
+    def __init__(self, scenario: Scenario, *, charge_moves: bool = True) -> None:
+        self.placements = scenario.placements()
+        if len(self.placements) < 2 < scenario.model.depth:
+            raise SplitcastError(f"policy: {scenario.scheme.name} has no cut to choose; use fixed")
+        net, model = scenario.config.network, scenario.model
+        self.scenario, self.charge_moves = scenario, charge_moves
+        self.cuts = tuple(placement.cut for placement in self.placements)
+        self.legal: NDArray[np.bool_] = np.array(legal(model, self.placements, net.epsilon))
+        """(C,): privacy log(1 + φ(v)/q) is at least ε"""
+        self._fraction = np.array([client_fraction(model, placement) for placement in self.placements])
+        self.weighted_gamma = net.gamma_weight * gamma_per_cut(net.gamma, self._fraction.tolist())
+
+    @property
+    def clients(self) -> int:
+        """N"""
+        return self.scenario.cell.clients
+
+    @property
+    def seed(self) -> int:
+        """The seed of the configuration."""
+        return self.scenario.config.train.seed
+
+    def costs(self, gains: Array) -> EpisodeCosts:
+        """Costs of rounds 1..T with given gains (..., T, N)."""
+        lead, count = gains.shape[:-1], len(self.cuts)
+        flat = gains.reshape(-1, self.clients)
+        rounds = np.broadcast_to(np.arange(1, lead[-1] + 1), lead).ravel()
+        seconds, down, up = np.zeros((len(flat), count)), np.zeros(len(flat)), np.zeros(len(flat))
+        step = max(1, _CLIENT_DRAWS // (self.clients * count))
+        whole = self._whole_model()
+        for these, stages in self.scenario.rhythms(self.placements, lead[-1]):
+            who = np.flatnonzero(these[rounds - 1])
+            for part in (who[at : at + step] for at in range(0, len(who), step)):
+                timed = self._seconds([*stages, *whole], flat[part])
+                seconds[part] = timed[:, :count]
+                if whole:
+                    down[part], up[part] = timed[:, count], timed[:, count + 1]
+        diverged = np.array([self._diverged(t) for t in range(1, lead[-1] + 1)])[rounds - 1]  # [draw, from]
+        share = self._fraction[None, :] - self._fraction[:, None]  # [from, to]
+        move = down[:, None, None] * share.clip(min=0) + (up[:, None] * diverged)[..., None] * (-share).clip(min=0)
+        cost = round_cost(self.weighted_gamma, seconds, weight=1.0)
+        return EpisodeCosts(gains, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
+
+    def _seconds(self, rounds: Sequence[Sequence[Stage]], gains: Array) -> Array:
+        return round_seconds(rounds, self.scenario.cell, gains, self.scenario.allocator)
+
+    def _whole_model(self) -> list[list[Stage]]:
+        """A move that broadcasts, and one that uploads, the whole model; others take their share of its seconds.
+
+        Empty for a scheme whose moves cost nothing.
+        """
+        here, everyone = self.scenario, range(self.clients)
+        values = client_values(here.model, Placement.whole(here.model.depth), here.optimiser)
+        moves = []
+        for down, up in ((values, 0), (0, values)):
+            ledger = Ledger()
+            here.scheme.moved(CountingLink(ledger), down, up, everyone)
+            moves.append(here.stages_of(ledger.events, self.placements[0]))
+        return moves if all(moves) else []
+
+    def _diverged(self, t: int) -> list[bool]:
+        """Whether halves differ after round t - 1, for each cut it ran at; equal ones are known to the server."""
+        identical = self.scenario.config.split.client_update == "identical"
+        schemes = [self.scenario.scheme.at(placement) for placement in self.placements]
+        return [not (identical or scheme.equal_after(t - 1)) for scheme in schemes]
+
+    def trace(self, rounds: int) -> EpisodeCosts:
+        """The rounds that a training with this configuration meets, each with those who take part in it."""
+        known, train = self.costs(record(self.scenario.channel, rounds).gains), self.scenario.config.train
+        for t in range(1, rounds + 1) if train.participation < 1 or train.dropout else ():
+            who = participants(train, self.clients, t).tolist()
+            stages = [self.scenario.stages(placement, t, who) for placement in self.placements]
+            seconds = self._seconds(stages, known.gains[t - 1 : t])
+            known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
+        return known
+
+    def draw(self, rng: np.random.Generator, episodes: int, rounds: int) -> Array:
+        """Gains (E, T, N) of other rounds in the same cell.
+
+        Of a trace, pieces that start anywhere and wrap around; so too of a channel of the user's, which nobody can draw
+        anew, but within the rounds of a training: it need not know any further ones.
+        """
+        source = self.scenario.channel
+        if isinstance(source, Rayleigh):
+            return fade(source.mean_gain, rng, (episodes, rounds))
+        gains = source.gains if isinstance(source, Trace) else self._own_gains
+        start = rng.integers(len(gains), size=(episodes, 1))
+        return np.asarray(gains[(start + np.arange(rounds)) % len(gains)])
+
+    @cached_property
+    def _own_gains(self) -> Array:
+        return record(self.scenario.channel, self.scenario.config.train.rounds).gains
+
+    @cached_property
+    def reference(self) -> EpisodeCosts:
+        """A sample of single draws, from which scales are taken."""
+        return self.costs(self.draw(stream(self.seed, "policy", REFERENCE), 1, REFERENCE_DRAWS)[0])
+
+    @property
+    def penalty(self) -> float:
+        """C: twice the largest cost of any cut and draw in the reference sample."""
+        return 2 * float(self.reference.cost.max())
+
+    def digest(self) -> str:
+        """What the costs depend on, in a few letters."""
+        config = self.scenario.config
+        parts = [asdict(part) for part in (config.network, config.split, config.model, config.epsl, config.sfl_gb)]
+        parts[1].pop("cut")
+        train = [config.train.batch, config.train.local_steps, config.train.optimizer, config.train.momentum, self.seed]
+        text = json.dumps([*parts, train, self.clients, config.data.dataset, self.charge_moves])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,150 @@
+"""Parties without values: what a program would send and compute, from shapes alone.
+
+The planner runs rounds with them; on a site they stand in for the server, on a server for the client's side of things.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from splitcast.engine.links import CountingLink
+from splitcast.engine.values import Known
+from splitcast.model.split import SplitModel
+from splitcast.schemes.messages import Ledger, Phase, Work
+from splitcast.schemes.program import Batch, Scheme, Values
+from splitcast.training.optimiser import Optimiser
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
+from splitcast.training.weights import Weights
+
+
+def shape_only(*shape: int) -> Tensor:
+    """A tensor that has a shape and nothing else."""
+    return torch.empty(shape, device="meta")
+
+
+@dataclass
+class DrySent:
+    """What a segment would put out."""
+
+    number: int
+    out: Known
+
+
+class DryParty:
+    """Does nothing but note that it would."""
+
+    def __init__(
+        self, model: SplitModel, task: Task, placement: Placement, ids: Sequence[int], batch: int, ledger: Ledger
+    ) -> None:
+        self.model, self.task, self.placement, self.batch, self.ledger = model, task, placement, batch, ledger
+        self.ids = list(ids)
+
+    @property
+    def rho(self) -> Tensor:
+        return shape_only(len(self.ids))
+
+    def forward(self, segment: int, x: Values | Tensor) -> DrySent:
+        self.did(segment, "forward")
+        return DrySent(segment, Known(self._values(self.placement.segments[segment].stop)))
+
+    def backward(self, sent: DrySent, received: Tensor) -> Tensor:
+        self.did(sent.number, "backward")
+        return self._values(self.placement.segments[sent.number].start)
+
+    def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
+        self.did(segment, "both")
+        return shape_only(len(self.ids)), self._values(self.placement.segments[segment].start)
+
+    def did(self, segment: int, phase: Phase) -> None:
+        """Note work."""
+        self.ledger.add(Work(segment, phase, tuple(self.ids)))
+
+    def _values(self, block: int) -> Tensor:
+        return shape_only(len(self.ids), self.batch, *self.model.smashed_shape(block))
+
+
+class DryClients(DryParty):
+    """Clients that would take part."""
+
+    place = (0, 0)
+
+    def __init__(self, cohort: "DryCohort", ids: Sequence[int]) -> None:
+        super().__init__(cohort.model, cohort.task, cohort.placement, ids, cohort.batch, cohort.ledger)
+        self.cohort = cohort
+
+    def batches(self) -> Iterator[Batch]:
+        lead = (len(self.ids), self.batch)
+        batch = Batch(Known(self._values(0)), Known(shape_only(*lead, *self.cohort.target_shape)))
+        for _ in range(self.cohort.steps):
+            yield batch
+
+    def receive(self, link: CountingLink) -> None:
+        link.models("down", self.cohort.values, self.ids)
+
+    def hand_in(self, link: CountingLink) -> None:
+        link.models("up", self.cohort.values, self.ids)
+
+
+@dataclass
+class DryCohort:
+    """The clients of a round that would be."""
+
+    model: SplitModel
+    task: Task
+    placement: Placement
+    ids: Sequence[int]
+    everyone: Sequence[int]
+    batch: int
+    steps: int
+    values: int
+    """of a client half, optimiser state included"""
+    ledger: Ledger
+    target_shape: tuple[int, ...] = ()
+
+    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[DryClients, DryParty]]:
+        yield self._pair(self.ids)
+
+    def in_turn(self, server: None) -> Iterator[tuple[DryClients, DryParty]]:
+        for n in self.ids:
+            yield self._pair([n])
+
+    def average(self, link: CountingLink) -> None:
+        link.models("up", self.values, self.ids)
+        link.models("down", self.values, self.everyone, broadcast=True)
+
+    def _pair(self, ids: Sequence[int]) -> tuple[DryClients, DryParty]:
+        server = DryParty(self.model, self.task, self.placement, ids, self.batch, self.ledger)
+        return DryClients(self, ids), server
+
+
+def dry_round(
+    scheme: Scheme,
+    model: SplitModel,
+    task: Task,
+    placement: Placement,
+    optimiser: Optimiser,
+    t: int,
+    clients: Sequence[int],
+    *,
+    batch: int,
+    steps: int,
+    everyone: Sequence[int] | None = None,
+    target_shape: tuple[int, ...] = (),
+) -> Ledger:
+    """What round ``t`` of a scheme would send and compute. ``everyone``, if they are more than ``clients``, hears the
+    averaged half."""
+    ledger = Ledger()
+    values = client_values(model, placement, optimiser)
+    everyone = clients if everyone is None else everyone
+    cohort = DryCohort(model, task, placement, list(clients), everyone, batch, steps, values, ledger, target_shape)
+    scheme.round(t, cohort, None, CountingLink(ledger))
+    return ledger
+
+
+def client_values(model: SplitModel, placement: Placement, optimiser: Optimiser) -> int:
+    """Values of a client's weights that travel when they are exchanged."""
+    params = {k: shape_only(*v.shape) for k, v in model.shapes().items() if placement.side(k) == "client"}
+    return Weights.start(params, optimiser).travelling()

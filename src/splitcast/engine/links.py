@@ -1,0 +1,103 @@
+"""Links in one process: every byte passes here and is counted.
+
+`SimulatedLink` gives the receiver what it would decode, without packing; `CountingLink` only counts, for planning.
+`remote.link` really sends.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from splitcast.base.codec import FP32, Codec
+from splitcast.base.rounding import Draw, RoundingNoise
+from splitcast.engine.values import Known, Mapped
+from splitcast.schemes.messages import Direction, Ledger
+from splitcast.schemes.program import Clients, Values
+
+
+class CountingLink:
+    """Sizes only: values arrive as they are."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
+        self.count("up", kind, codec.nbytes(x.shape[1:]), who.ids)
+        return Known(x) if isinstance(x, Tensor) else x
+
+    def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        self.count("down", kind, codec.nbytes(x.shape[1:]), who.ids)
+        return x
+
+    def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
+        self.count("down", kind, codec.nbytes(x.shape[1:]), who.ids, broadcast=True)
+        return x
+
+    def compute(self, flops: float, who: Clients) -> None:
+        self.ledger.joint(flops, who.ids)
+
+    def note(self, name: str, value: float) -> None:
+        self.ledger.note(name, value)
+
+    def count(
+        self,
+        direction: Direction,
+        kind: str,
+        nbytes: int | Sequence[int],
+        clients: Sequence[int],
+        *,
+        broadcast: bool = False,
+    ) -> None:
+        """A message of so many bytes, or of so many each; one of no bytes is none."""
+        if broadcast:
+            assert isinstance(nbytes, int)
+            self.ledger.broadcast(kind, nbytes, clients)
+        else:
+            self.ledger.unicast(direction, kind, nbytes, clients)
+
+    def models(self, direction: Direction, values: int, clients: Sequence[int], *, broadcast: bool = False) -> None:
+        """Weights of so many values to or from each client."""
+        self.count(direction, "model", FP32.nbytes((values,)), clients, broadcast=broadcast)
+
+
+class SimulatedLink(CountingLink):
+    """Values pass the codec and are not packed, unless only packing tells how large a message is."""
+
+    def __init__(self, ledger: Ledger, seed: int) -> None:
+        super().__init__(ledger)
+        self.seed = seed
+
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
+        values = Known(x) if isinstance(x, Tensor) else x
+        # to the nearest grid point: what comes next is not linear, so being right on average would not help
+        if codec.varies:
+            return Known(self._sent("up", kind, values.whole(), codec, who, None), values.spans)
+        self.count("up", kind, codec.nbytes(values.shape[1:]), who.ids)
+        return values if codec.exact else Mapped(values, codec.through)
+
+    def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        return self._sent("down", kind, x, codec, who, self._noise(who).of(kind, who.ids))
+
+    def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
+        return self._sent("down", kind, x, codec, who, self._noise(who).of(kind), broadcast=True)
+
+    def _sent(
+        self,
+        direction: Direction,
+        kind: str,
+        x: Tensor,
+        codec: Codec,
+        who: Clients,
+        draw: Draw | None,
+        *,
+        broadcast: bool = False,
+    ) -> Tensor:
+        if codec.varies:
+            values, sizes = codec.measured(x, draw)
+            self.count(direction, kind, sizes[0] if broadcast else sizes, who.ids, broadcast=broadcast)
+            return values
+        self.count(direction, kind, codec.nbytes(x.shape[1:]), who.ids, broadcast=broadcast)
+        return codec.through(x, draw)
+
+    def _noise(self, who: Clients) -> RoundingNoise:
+        return RoundingNoise(self.seed, *who.place)

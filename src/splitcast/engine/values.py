@@ -1,0 +1,48 @@
+"""Values of the clients of a group, (K, b, *d), worked out chunk by chunk when they are needed."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from splitcast.schemes.program import Values
+
+
+class Rows(Values):
+    """Rows of stored data: ``rows`` (K, b) of ``data`` (rows, *d)."""
+
+    def __init__(self, data: Tensor, rows: Tensor, spans: Sequence[slice]) -> None:
+        super().__init__(spans, (*rows.shape, *data.shape[1:]))
+        self.data, self.rows = data, rows
+
+    def chunk(self, k: int) -> Tensor:
+        return self.data[self.rows[self.spans[k]]]
+
+
+class Mapped(Values):
+    """Values changed on their way."""
+
+    def __init__(self, source: Values, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(source.spans, source.shape)
+        self.source, self.change = source, change
+
+    def chunk(self, k: int) -> Tensor:
+        return self.change(self.source.chunk(k))
+
+
+class Known(Values):
+    """A tensor."""
+
+    def __init__(self, values: Tensor, spans: Sequence[slice] | None = None) -> None:
+        super().__init__([slice(0, len(values))] if spans is None else spans, values.shape)
+        self.values = values
+
+    def chunk(self, k: int) -> Tensor:
+        return self.values[self.spans[k]] if len(self.spans) > 1 else self.values
+
+    def whole(self) -> Tensor:
+        return self.values
+
+
+def chunked(values: Values | Tensor, spans: Sequence[slice]) -> Values:
+    """Values in the chunks of a group."""
+    return Known(values, spans) if isinstance(values, Tensor) else values

@@ -1,0 +1,206 @@
+"""A model that can be cut: an ordered list of V blocks, and what each cut costs.
+
+Cut v puts blocks 1..v on the clients and blocks v+1..V on the server, v in 1..V-1. Parameters live outside
+the modules, in plain dictionaries, so that the engine can stack one copy per client, and so that moving the cut
+is moving dictionary entries.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from splitcast.base.errors import SplitcastError
+
+Params = dict[str, Tensor]
+
+
+def block_of(name: str) -> int:
+    """The block, counted from 0, that owns a parameter."""
+    return int(name.split(".", 1)[0])
+
+
+@dataclass(frozen=True)
+class CutProfile:
+    """What one cut costs, per sample and in parameters."""
+
+    cut: int
+    client_parameters: int
+    """phi(v)"""
+    client_fraction: float
+    """phi(v)/q"""
+    privacy: float
+    """log(1 + phi(v)/q), at least epsilon in P1"""
+    smashed_values: int
+    """values per sample that cross the cut, each way"""
+    client_forward_flops: int
+    client_backward_flops: int
+    server_forward_flops: int
+    server_backward_flops: int
+
+
+class SplitModel:
+    """Blocks to be trained in two halves.
+
+    >>> model = SplitModel([nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)], input_shape=(4,))
+    >>> model.cuts, model.size, model.smashed_shape(1)
+    (range(1, 3), 23, (3,))
+    >>> model.check_cut(3)
+    Traceback (most recent call last):
+    splitcast.base.errors.SplitcastError: cut: 3 is not legal; choose 1..2
+    """
+
+    def __init__(self, blocks: nn.Sequential | Sequence[nn.Module], input_shape: Sequence[int]) -> None:
+        self.blocks = list(blocks)
+        self.input_shape = tuple(input_shape)
+        _refuse_unsplittable(self.blocks)
+        named = [(name, p) for name, p in self._half(0, self.depth).named_parameters()]
+        self._initial = {name: p.detach().clone() for name, p in named}
+        self._shapes = self._measure_shapes()
+        self._counted: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def depth(self) -> int:
+        """V, the number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def cuts(self) -> range:
+        """The legal cuts, 1..V-1."""
+        return range(1, self.depth)
+
+    @property
+    def size(self) -> int:
+        """q, the number of parameters."""
+        return sum(p.numel() for p in self._initial.values())
+
+    def check_cut(self, cut: int) -> int:
+        """Return a legal cut, refuse any other by naming the legal ones."""
+        if cut not in self.cuts:
+            raise SplitcastError(f"cut: {cut} is not legal; choose 1..{self.depth - 1}")
+        return cut
+
+    def initial(self, dtype: torch.dtype = torch.float32) -> Params:
+        """A fresh copy of the initial parameters."""
+        return {name: p.to(dtype, copy=True) for name, p in self._initial.items()}
+
+    def shapes(self) -> Params:
+        """The initial parameters, to look at."""
+        return self._initial
+
+    def client_size(self, blocks: int) -> int:
+        """phi(v): parameters of the first v blocks."""
+        return sum(p.numel() for name, p in self._initial.items() if block_of(name) < blocks)
+
+    def forward(self, params: Params, x: Tensor, start: int, stop: int) -> Tensor:
+        """Run blocks start+1..stop with their share of the parameters; ``x`` is (rows, ...)."""
+        if start == stop:
+            return x
+        mine = {name: p for name, p in params.items() if start <= block_of(name) < stop}
+        out: Tensor = functional_call(self._half(start, stop), mine, (x,))
+        return out
+
+    def smashed_shape(self, block: int) -> tuple[int, ...]:
+        """Shape, per sample, of what leaves a block: the input for 0, the logits for V."""
+        return self._shapes[block]
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Blocks in evaluation mode (dropout off), then in training mode again."""
+        whole = self._half(0, self.depth).eval()
+        try:
+            yield
+        finally:
+            whole.train()
+
+    def _measure_shapes(self) -> list[tuple[int, ...]]:
+        x = torch.zeros(1, *self.input_shape, device="cpu")
+        shapes = [self.input_shape]
+        with torch.no_grad(), self.evaluating():
+            for index in range(self.depth):
+                try:
+                    x = self.forward(self._initial, x, index, index + 1)
+                except RuntimeError as error:
+                    shape = f"{tuple(x.shape[1:])}, which samples of {self.input_shape} become there"
+                    reason = str(error).splitlines()[0]
+                    raise SplitcastError(f"blocks: entry {index} does not take {shape}: {reason}") from None
+                shapes.append(tuple(x.shape[1:]))
+        return shapes
+
+    def profile(self) -> list[CutProfile]:
+        """Parameters, traffic, FLOPs (a multiply-add is two) and privacy of every legal cut."""
+        rows = []
+        for cut in self.cuts:
+            phi = self.client_size(cut)
+            client, server = self.flops(0, cut), self.flops(cut, self.depth)
+            rows.append(
+                CutProfile(
+                    cut=cut,
+                    client_parameters=phi,
+                    client_fraction=phi / self.size,
+                    privacy=math.log1p(phi / self.size),
+                    smashed_values=math.prod(self.smashed_shape(cut)),
+                    client_forward_flops=client[0],
+                    client_backward_flops=client[1],
+                    server_forward_flops=server[0],
+                    server_backward_flops=server[1],
+                )
+            )
+        return rows
+
+    def flops(self, start: int, stop: int) -> tuple[int, int]:
+        """Forward and backward FLOPs per sample of blocks start+1..stop; behind block 1 with the gradient at the input."""
+        key = (start, stop)
+        if key not in self._counted:
+            self._counted[key] = self._count_flops(start, stop, start > 0)
+        return self._counted[key]
+
+    def _count_flops(self, start: int, stop: int, input_gradient: bool) -> tuple[int, int]:
+        params = {k: v.requires_grad_() for k, v in self.initial().items()}
+        x = torch.zeros(1, *self.smashed_shape(start), device="cpu")
+        x.requires_grad_(input_gradient)
+        with FlopCounterMode(display=False) as forward:
+            out = self.forward(params, x, start, stop)
+        if not out.requires_grad:
+            return forward.get_total_flops(), 0
+        with FlopCounterMode(display=False) as backward:
+            out.sum().backward()  # type: ignore[no-untyped-call]
+        return forward.get_total_flops(), backward.get_total_flops()
+
+    def _half(self, start: int, stop: int) -> nn.Sequential:
+        named = [(str(i), self.blocks[i]) for i in range(start, stop)]
+        return nn.Sequential(OrderedDict(named))
+
+
+def as_rows(profile: Sequence[CutProfile]) -> list[dict[str, float]]:
+    """The profile as JSON-ready rows."""
+    return [asdict(row) for row in profile]
+
+
+def _refuse_unsplittable(blocks: list[nn.Module]) -> None:
+    if len(blocks) < 2:
+        raise SplitcastError(f"blocks: a model needs at least 2 blocks to be cut, got {len(blocks)}")
+    seen: dict[int, int] = {}
+    for index, block in enumerate(blocks):
+        if not isinstance(block, nn.Module):
+            raise SplitcastError(f"blocks: entry {index} is a {type(block).__name__}, not a torch module")
+        for module in block.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise SplitcastError(
+                    f"blocks: entry {index} has a {type(module).__name__}, whose batch statistics differ "
+                    "between clients and make schemes incomparable; use nn.GroupNorm"
+                )
+        for name, p in block.named_parameters():
+            if not p.requires_grad:
+                raise SplitcastError(
+                    f"blocks: entry {index} has a frozen parameter, {name}; every parameter is trained, so register "
+                    "what must not be as a buffer"
+                )
+            if seen.setdefault(id(p), index) != index:
+                raise SplitcastError(f"blocks: entries {seen[id(p)]} and {index} share a parameter")

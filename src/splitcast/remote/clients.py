@@ -1,0 +1,177 @@
+"""Clients that are elsewhere, and the server that works for them: the parties of a scheme's program on the server."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from splitcast.base.config import TrainConfig
+from splitcast.base.errors import SplitcastError
+from splitcast.engine.dry import DryParty
+from splitcast.engine.party import Group, Kit, LocalParty
+from splitcast.engine.values import Known
+from splitcast.remote.halves import Halves, positions
+from splitcast.remote.sites import NoSites
+from splitcast.remote.wire import all_finite
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Batch, Values
+from splitcast.training.weights import Weights
+
+if TYPE_CHECKING:
+    from splitcast.remote.link import ServerLink
+
+
+class RemoteClients(DryParty):
+    """Clients elsewhere: what they compute is noted here, and what they send comes over the link."""
+
+    def __init__(
+        self, kit: Kit, halves: Halves, t: int, ids: Sequence[int], train: TrainConfig, ledger: Ledger, *, in_turn: bool
+    ) -> None:
+        super().__init__(kit.model, kit.task, halves.state.placement, ids, train.batch, ledger)
+        self.kit, self.halves, self.round, self.in_turn = kit, halves, t, in_turn
+        self.steps = train.local_steps
+        self.step, self.begun, self.turn = 0, False, 0
+        self.losses: dict[int, float] = {}
+        """what clients that take the loss themselves have said last"""
+        self.server: RemoteServer | None = None
+
+    @property
+    def rho(self) -> Tensor:
+        return self.halves.rho(self.ids)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.round, self.step
+
+    def batches(self) -> Iterator[Batch]:
+        lead = (len(self.ids), self.batch)
+        for step in range(self.steps):
+            self.step = step
+            targets = torch.empty(*lead, device="meta")
+            yield Batch(Known(self._values(0)), Known(targets))
+            if self.server:
+                self.server.weights.step(self.kit.optimiser)
+
+    def only(self, ids: Sequence[int]) -> None:
+        """Who is not among these has failed, and is out for the rest of the round."""
+        if list(ids) != self.ids:
+            if self.server:
+                self.server.only(ids, self.ids)
+            self.ids = list(ids)
+
+    def receive(self, link: "ServerLink") -> None:
+        self.only(self.halves.give(self.ids))
+        link.models("down", self.halves.state.client.travelling(), self.ids)
+
+    def hand_in(self, link: "ServerLink") -> None:
+        for n, weights in link.exchange(self, weights=True).items() if self.ids else ():
+            self.halves.state.client = weights
+            link.models("up", weights.travelling(), [n])
+
+
+class RemoteServer(LocalParty):
+    """The server, for clients elsewhere: whoever's data make it overflow is refused and leaves no trace."""
+
+    def __init__(self, clients: RemoteClients, weights: Weights) -> None:
+        ids = clients.ids
+        rho = torch.ones(1, device="cpu") if clients.in_turn else clients.rho
+        group = Group(list(ids), rho, [slice(0, len(ids))], keep=True, round=clients.round)
+        super().__init__(clients.kit, clients.placement, weights, group, clients.ledger)
+        self.clients = clients
+        self.took_part: list[int] = []
+        self.steps = 0
+        clients.server = self
+
+    def only(self, ids: Sequence[int], among: Sequence[int]) -> None:
+        """Go on with some of the clients."""
+        if self.weights.stacked:
+            self.weights = self.weights.take(positions(ids, among))
+        self.group.ids, self.group.spans = list(ids), [slice(0, len(ids))]
+        if not self.clients.in_turn:
+            self.group.rho = self.clients.halves.rho(ids) if ids else torch.empty(0, device="cpu")
+
+    def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
+        seen, target = (v if isinstance(v, Tensor) else v.whole() for v in (x, y))
+        if not len(seen):
+            return seen.new_empty(0), seen
+        started = time.perf_counter()
+        found = super().descend(segment, seen, target)
+        self.took_part = self.took_part or list(self.group.ids)
+        self.steps += 1
+        self.clients.halves.sites.spend("server", time.perf_counter() - started)
+        return found
+
+    def gradients(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
+        assert isinstance(x, Tensor) and isinstance(y, Tensor)
+        while True:
+            losses, grads = super().gradients(segment, x, y)
+            if all_finite(losses) and all_finite(grads):
+                return losses, grads
+            good = torch.isfinite(losses) & torch.isfinite(grads.flatten(1)).all(1)
+            kept = good.nonzero().flatten()
+            if not len(kept):
+                raise SplitcastError("lr: the loss is no longer finite; choose a lower value")
+            self.weights.pending = {}
+            ids = [self.group.ids[position] for position in kept.tolist()]
+            for n in set(self.group.ids) - set(ids):
+                reason = "refused: smashed data: the server's loss or gradient on them is not finite"
+                self.clients.halves.sites.fault(n, reason)
+            self.clients.only(ids)
+            if self.weights.stacked:  # every copy has stepped on its own
+                return losses[kept], grads[kept]
+            x, y = x[kept], y[kept]
+
+
+class RemoteCohort:
+    """The sites of a round."""
+
+    def __init__(
+        self, kit: Kit, halves: Halves, t: int, ids: Sequence[int], train: TrainConfig, ledger: Ledger
+    ) -> None:
+        self.kit, self.halves, self.t, self.train, self.ledger = kit, halves, t, train, ledger
+        self.chosen = list(ids)
+        self.clients = self._clients(ids, in_turn=False)
+        self.took_part: list[int] = []
+        self.loss = 0.0
+
+    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[RemoteClients, RemoteServer]]:
+        state = self.halves.state
+        copies = state.server.stack(len(self.clients.ids)) if self.train.local_steps > 1 else state.server
+        party = RemoteServer(self.clients, copies)
+        yield self.clients, party
+        if party.weights.stacked:
+            state.server = party.weights.mean(party.group.rho)
+        self.halves.differ = True
+        self.took_part = party.took_part
+        if party.steps:
+            self.loss = float(party.group.loss) / party.steps
+
+    def in_turn(self, server: None) -> Iterator[tuple[RemoteClients, RemoteServer]]:
+        loss, steps = 0.0, 0
+        for n in self.chosen:
+            clients = self._clients([n], in_turn=True)
+            party = RemoteServer(clients, self.halves.state.server)
+            yield clients, party
+            loss, steps = loss + float(party.group.loss), steps + party.steps
+            self.took_part += clients.ids
+        if not self.took_part:
+            raise NoSites(f"sites: none finished round {self.t}; {self.halves.sites.why()}")
+        self.loss = loss / steps
+
+    def average(self, link: "ServerLink") -> None:
+        ids = list(self.clients.ids)
+        halves = link.exchange(self.clients, weights=True)
+        self.halves.stale |= set(ids) - set(halves)
+        self.halves.share(halves)
+        values = self.halves.state.client.travelling()
+        link.models("up", values, list(halves))
+        link.models("down", values, self.halves.fresh(), broadcast=True)
+        if not self.took_part:  # the clients took the loss themselves
+            self.took_part = list(halves)
+            said = torch.tensor([self.clients.losses[n] for n in halves], dtype=torch.float64, device="cpu")
+            self.loss = float(self.halves.rho(list(halves)).double() @ said) / self.train.local_steps
+
+    def _clients(self, ids: Sequence[int], *, in_turn: bool) -> RemoteClients:
+        return RemoteClients(self.kit, self.halves, self.t, ids, self.train, self.ledger, in_turn=in_turn)

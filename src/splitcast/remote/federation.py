@@ -1,0 +1,161 @@
+"""Rounds of any scheme with the clients elsewhere: the server's side of the protocol.
+
+The program, the server half, the codecs and the ledger are those of the simulator; what differs is that messages are
+packed, travel, and are checked (`remote.wire`), and that sites may fail (`remote.sites`). A site that fails is out for
+the rest of the round, and rho is renormalised over the others.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from splitcast.base.config import Config, to_toml
+from splitcast.base.errors import SplitcastError
+from splitcast.data.batches import participants
+from splitcast.engine.engine import Measured, RoundReport, evaluate
+from splitcast.engine.links import CountingLink
+from splitcast.engine.party import Kit
+from splitcast.engine.state import State
+from splitcast.model.split import SplitModel
+from splitcast.remote.clients import RemoteCohort
+from splitcast.remote.halves import Halves
+from splitcast.remote.link import ServerLink
+from splitcast.remote.sites import Limits, NoSites, Sites, Transport
+from splitcast.remote.wire import integer
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Scheme
+from splitcast.schemes.schemes import make_scheme
+from splitcast.training.optimiser import make_optimiser
+from splitcast.training.placement import Placement
+from splitcast.training.runtime import Runtime
+from splitcast.training.task import Task, make_task
+from splitcast.training.weights import Weights
+
+
+class Federation:
+    """An engine (`engine.engine.Engine`) whose clients are sites."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: SplitModel,
+        classes: int,
+        names: Sequence[str],
+        transport: Transport,
+        limits: Limits,
+        *,
+        placement: Placement | None = None,
+        run: str = "run",
+        absent: Sequence[int] = (),
+    ) -> None:
+        """``names`` are the sites in the order of the client numbers; those in ``absent`` cannot be called."""
+        refuse_what_cannot_travel(config, len(names))
+        self.config, self.train, self.model, self.classes = config, config.train, model, classes
+        self.task: Task = make_task(config.model.task, classes)
+        self.kit = Kit(model, self.task, make_optimiser(config.train), Runtime.of(config.train))
+        self._scheme = make_scheme(config)
+        placement = placement or self._scheme.place(config.split.cut, model.depth)
+        self._absent = list(absent)
+        self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
+        sizes = self._join(config, run)
+        like = Weights.start(model.initial(), self.kit.optimiser)
+        start = Weights.start(model.initial(), self.kit.optimiser)
+        self.halves = Halves(State.start(start, placement), like, self.sites, sizes)
+
+    @property
+    def state(self) -> State:
+        """Who holds what, the server half, and the client half where it is known."""
+        return self.halves.state
+
+    @property
+    def scheme(self) -> Scheme:
+        """The scheme, as it runs at the present placement."""
+        return self._scheme.at(self.state.placement)
+
+    def start(self) -> None:
+        """Begin at round 1: the sites forget what an earlier run of the same name left."""
+        self.halves.restore(0)
+
+    def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
+        placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
+        self.halves.state = State.from_tensors(tensors, placement, 0, self.halves.like)
+        self.halves.differ = not self.scheme.equal_after(t)
+        self.halves.restore(t)
+
+    def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
+        if placement != self.state.placement:
+            link = CountingLink(ledger) if charge else None
+            self.halves.move(placement, self._scheme, link, travels=self._scheme.clients_keep_halves)
+
+    def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
+        ledger = ledger or Ledger()
+        self.sites.round = t
+        self._rejoin()
+        if self._scheme.clients_keep_halves:
+            self.halves.refresh()
+        self.halves.collected = None
+        present = self.sites.present
+        chosen = [int(n) for n in participants(self.train, len(self.sites.names), t) if n in present]
+        chosen = chosen or sorted(present)  # those that were drawn are gone
+        cohort = RemoteCohort(self.kit, self.halves, t, chosen, self.train, ledger)
+        link = ServerLink(self.sites, ledger, self.train.seed)
+        self.scheme.round(t, cohort, None, link)
+        link.flush(cohort.clients)
+        return RoundReport(cohort.loss, cohort.took_part, ledger, Measured(*self.sites.turn_page()))
+
+    def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
+        self.halves.average()
+        return evaluate(self.model, self.state.client.params | self.state.server.params, self.task, x, y)
+
+    def drift(self) -> float | None:
+        return self.halves.drift()
+
+    def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The averaged client half and the server half; sites whose halves differ keep their own."""
+        average = self.halves.average()
+        self.halves.keep(t)
+        state = State(self.state.placement, average, self.state.server)
+        return state.tensors(), {"cut": str(state.placement.cut), "copies": "0"}
+
+    def _join(self, config: Config, run: str) -> np.ndarray:
+        """Tell the sites what is trained; returns how many rows each has, 0 for those that cannot take part."""
+        self._about = {"input_shape": list(self.model.input_shape), "classes": self.classes}
+        self._about |= {"config": to_toml(config), "run": run}
+        for n in sorted(set(range(len(self.sites.names))) - self.sites.present):
+            self.sites.failures[n] = "absent: not connected when the job began"
+        rows = self._ask_to_join(sorted(self.sites.present))
+        self.sites.present &= set(rows)
+        self.sites.resting |= dict.fromkeys(set(range(len(self.sites.names))) - set(rows) - set(self._absent), (1, 1))
+        if len(rows) < self.sites.limits.min_sites:
+            joined = f"{len(rows)} of {len(self.sites.names)} joined, {self.sites.limits.min_sites} needed"
+            raise NoSites(f"sites: {joined}; {self.sites.why()}")
+        return np.array([rows.get(n, 0) for n in range(len(self.sites.names))])
+
+    def _ask_to_join(self, ids: Sequence[int]) -> dict[int, int]:
+        """Rows of those that join."""
+        asked = {n: self._about | {"client": n} for n in ids}
+        limits = self.sites.limits
+        return self.sites.ask(
+            "join", asked, "download", lambda n, answer: integer(answer["rows"], "rows", 1, limits.rows_of(n))
+        )
+
+    def _rejoin(self) -> None:
+        """Ask sites that were left alone for a while; who is back gets the averaged half and takes part again."""
+        due = self.sites.due()
+        for n, rows in self._ask_to_join(due).items() if due else ():
+            self.sites.welcome(n)
+            self.halves.sizes[n] = rows
+            self.halves.stale.add(n)
+
+
+def refuse_what_cannot_travel(config: Config, sites: int) -> None:
+    """Settings that only make sense where everything is in one process."""
+    if config.split.client_update != "own":
+        raise SplitcastError(f"client_update: {config.split.client_update!r} needs the simulator; sites have 'own'")
+    if config.train.dtype != "float32":
+        raise SplitcastError(f"dtype: {config.train.dtype!r} never travels; sites have 'float32'")
+    if config.policy.gamma_draws:
+        raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
+    if config.data.clients != sites:
+        raise SplitcastError(f"clients: {config.data.clients}, but the deployment has {sites} sites; make them equal")

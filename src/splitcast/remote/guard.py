@@ -1,0 +1,132 @@
+"""Against sites that send what no training makes: messages far larger than everybody else's, or sent before.
+
+Nothing here knows what is right. A message is judged by its size beside that of the others and of earlier rounds: one
+that is many times larger would move the model farther than all others together, whatever it holds.
+"""
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitcast.base.registry import Registry
+from splitcast.training.weights import Slots, Weights
+
+MEMORY = 32
+"""Accepted sizes of each kind that are remembered, and digests of each site's messages."""
+
+
+def size_of(values: Tensor) -> float:
+    """Root mean square."""
+    flat = values.flatten().double()
+    return float(torch.linalg.vector_norm(flat)) / math.sqrt(max(1, flat.numel()))
+
+
+def lower_median(sizes: Sequence[float]) -> float:
+    """The middle one; of two middle ones the smaller.
+
+    >>> lower_median([3.0, 1.0, 9.0]), lower_median([1.0, 9.0])
+    (3.0, 1.0)
+    """
+    return sorted(sizes)[(len(sizes) - 1) // 2]
+
+
+@dataclass
+class Guard:
+    """What was usual so far in a job."""
+
+    factor: float
+    """How many times larger than usual a message may be; 0 lets everything pass."""
+    _usual: dict[str, deque[float]] = field(default_factory=dict)
+    _seen: dict[int, deque[bytes]] = field(default_factory=dict)
+
+    def outliers(self, kind: str, sizes: Mapping[int, float]) -> dict[int, str]:
+        """Which of the sites' messages of a kind are too large, and why; the others become what is usual.
+
+        Usual is the lower median of this round's, or, where that is larger, of the rounds before: a majority decides,
+        and a slow growth is followed.
+
+        >>> guard = Guard(factor=100)
+        >>> guard.outliers("smashed", {0: 1.0, 1: 1.2, 2: 1e15})
+        {2: 'smashed: 1e+15 in size, where 1.2 is usual'}
+        """
+        if not self.factor or not sizes:
+            return {}
+        past = self._usual.setdefault(kind, deque(maxlen=MEMORY))
+        usual = max(lower_median(list(sizes.values())), lower_median(past) if past else 0.0)
+        if len(sizes) == 1 and past:
+            usual = lower_median(past)
+        bound = self.factor * usual if usual > 0 else math.inf
+        found = {
+            n: f"{kind}: {size:.3g} in size, where {usual:.3g} is usual" for n, size in sizes.items() if size > bound
+        }
+        past.extend(size for n, size in sizes.items() if n not in found)
+        return found
+
+    def replayed(self, n: int, message: bytes) -> bool:
+        """Whether a site has sent these very bytes in one of its last rounds."""
+        digest = hashlib.blake2b(message, digest_size=16).digest()
+        past = self._seen.setdefault(n, deque(maxlen=MEMORY))
+        if digest in past:
+            return True
+        past.append(digest)
+        return False
+
+
+# averages of client halves: copies (n, ...), their weights (n,), and the last average
+
+
+def mean(copies: Weights, rho: Tensor, last: Weights) -> Weights:
+    """sum_n rho^n w^n"""
+    return copies.mean(rho)
+
+
+def clipped(copies: Weights, rho: Tensor, last: Weights) -> Weights:
+    """The mean of the steps w^n - w, none of them longer than the median one (Karimireddy et al., ICML 2021)."""
+    if not last.params:
+        return copies.mean(rho)
+    names = list(copies.params)
+    lengths = torch.stack([(copies.params[k] - last.params[k]).flatten(1).double().square().sum(1) for k in names])
+    lengths = lengths.sum(0).sqrt()
+    shorten = (lower_median(lengths.tolist()) / lengths.clamp(min=1e-300)).clamp(max=1.0)
+    slots: Slots = {}
+    for slot, values in copies.slots.items():
+        slots[slot] = {}
+        for k, v in values.items():
+            old = last.slots[slot][k]
+            scale = (rho.double() * shorten).to(v.dtype)
+            slots[slot][k] = old + torch.tensordot(scale, v - old, dims=1)
+    return Weights(slots)
+
+
+def median(copies: Weights, rho: Tensor, last: Weights) -> Weights:
+    """The middle value of every coordinate, whatever the weights (Yin et al., ICML 2018)."""
+    return _coordinates(copies, lambda v: v.median(0).values if len(v) % 2 else _middle_two(v))
+
+
+def trimmed(copies: Weights, rho: Tensor, last: Weights) -> Weights:
+    """The mean of every coordinate without the largest and smallest fifth (Yin et al., ICML 2018)."""
+
+    def cut(v: Tensor) -> Tensor:
+        out = len(v) // 5 or int(len(v) > 2)
+        return v.sort(0).values[out : len(v) - out].mean(0)
+
+    return _coordinates(copies, cut)
+
+
+def _middle_two(v: Tensor) -> Tensor:
+    ordered = v.sort(0).values
+    return (ordered[len(v) // 2 - 1] + ordered[len(v) // 2]) / 2
+
+
+def _coordinates(copies: Weights, change: Callable[[Tensor], Tensor]) -> Weights:
+    return Weights({slot: {k: change(v) for k, v in values.items()} for slot, values in copies.slots.items()})
+
+
+AVERAGES: Registry[Callable[[Weights, Tensor, Weights], Weights]] = Registry("average", takes=3)
+for _average in (mean, clipped, median, trimmed):
+    AVERAGES[_average.__name__] = _average

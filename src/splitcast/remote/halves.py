@@ -1,0 +1,177 @@
+"""The weights of a training whose clients are elsewhere.
+
+Either all sites hold the same client half, which is then known here too (`state.client`), or their halves ``differ``,
+and the average has to be collected. A site whose half is not what the protocol says (a new one, one that missed an
+averaging) is stale until it has been given the averaged half.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splitcast.engine.links import CountingLink
+from splitcast.engine.state import State
+from splitcast.remote.guard import AVERAGES, size_of
+from splitcast.remote.sites import Answer, NoSites, Sites
+from splitcast.remote.wire import flag, pack_weights, unpack_weights
+from splitcast.schemes.program import Scheme
+from splitcast.training.placement import Placement
+from splitcast.training.weights import Weights
+
+
+def _nothing(n: int, answer: Answer) -> None:
+    """Of calls that only confirm."""
+
+
+class Halves:
+    """Who holds which weights."""
+
+    def __init__(self, state: State, like: Weights, sites: Sites, sizes: NDArray[np.int64]) -> None:
+        self.state, self.like, self.sites, self.sizes = state, like, sites, sizes
+        self.differ = False
+        self.stale = set(sites.present)
+        self.collected: tuple[list[int], Weights] | None = None
+        """the halves of some sites after the last round, if they were asked for"""
+
+    def rho(self, ids: Sequence[int]) -> Tensor:
+        """rho^n = D^n / D over some of the clients."""
+        sizes = self.sizes[list(ids)]
+        return torch.from_numpy(sizes / sizes.sum()).float()
+
+    def fresh(self) -> list[int]:
+        """Sites that hold what they should."""
+        return sorted(self.sites.present - self.stale)
+
+    def average(self) -> Weights:
+        """The averaged half: known, or collected from the sites; that of the checkpoint if no site has one."""
+        if not self.differ:
+            return self.state.client
+        if self.collected is None:
+            halves = self.hand_in(self.fresh())
+            if not halves and self.names() and not self.state.client.params:
+                raise NoSites(f"sites: none sent its half; {self.sites.why()}")
+            if not halves:
+                return self.state.client
+            self.collected = list(halves), Weights.stacked_of(halves.values())
+        self.state.client = self._averaged(*self.collected)
+        return self.state.client
+
+    def share(self, halves: Mapping[int, Weights]) -> None:
+        """Average these halves and give the average to everybody."""
+        self.state.client = self._averaged(list(halves), Weights.stacked_of(halves.values()))
+        self.differ = False
+        self.give(self.fresh())
+
+    def give(self, ids: Sequence[int]) -> list[int]:
+        """Send `state.client` to some sites; returns those that took it."""
+        half, cut = pack_weights(self.state.client, self.names()), self.state.placement.cut
+        taken = self.sites.ask("adopt", {n: {"cut": cut, "half": half} for n in ids}, "download", _nothing)
+        self.stale = (self.stale | set(ids)) - set(taken)
+        return list(taken)
+
+    def hand_in(self, ids: Sequence[int]) -> dict[int, Weights]:
+        """The halves of some sites."""
+        asked: dict[int, dict[str, Any]] = {n: {} for n in ids}
+        return self.sound(self.sites.ask("hand_in", asked, "upload", lambda n, answer: self.unpacked(answer["half"])))
+
+    def sound(self, halves: dict[int, Weights]) -> dict[int, Weights]:
+        """Those halves that are not far farther from the last average than the others."""
+        last = self.state.client if not self.state.client.stacked else None
+        known = last is not None and list(last.params) == self.names()
+        sizes = {}
+        for n, weights in halves.items():
+            away = [v - last.params[k] if known and last else v for k, v in weights.params.items()]
+            sizes[n] = size_of(torch.cat([v.flatten() for v in away])) if away else 0.0
+        bad = self.sites.guard.outliers("change of the half" if known else "half", sizes)
+        for n, reason in bad.items():
+            self.sites.fault(n, f"refused: {reason}")
+        return {n: weights for n, weights in halves.items() if n not in bad}
+
+    def _averaged(self, ids: list[int], copies: Weights) -> Weights:
+        return AVERAGES.find(self.sites.limits.average)(copies, self.rho(ids), self.state.client)
+
+    def unpacked(self, message: Any) -> Weights:
+        """A half that a site sent."""
+        return unpack_weights(message, self.names(), self.like)
+
+    def refresh(self) -> None:
+        """Give stale sites the averaged half."""
+        stale = sorted(self.stale & self.sites.present)
+        if stale:
+            self.average()
+            self.give(stale)
+
+    def restore(self, t: int) -> None:
+        """Sites that kept their half after round ``t`` go on with it; all others are stale."""
+        asked = {n: {"cut": self.state.placement.cut, "round_": t} for n in sorted(self.sites.present)}
+        answers = self.sites.ask("restore", asked, "client", lambda n, answer: flag(answer["found"], "found"))
+        kept = {n for n, found in answers.items() if found}
+        self.stale = self.sites.present - (kept if self.differ else set())
+
+    def keep(self, t: int) -> None:
+        """Let the sites keep halves of their own on their own disks."""
+        if self.differ:
+            self.sites.ask("keep", {n: {"round_": t} for n in self.fresh()}, "client", _nothing)
+
+    def drift(self) -> float | None:
+        """Mean distance of the halves from their average, if they are equal or were collected."""
+        if self.differ and self.collected:
+            ids, copies = self.collected
+            return copies.drift(self.rho(ids))
+        return None if self.differ else 0.0
+
+    def move(self, placement: Placement, scheme: Scheme, link: CountingLink | None, *, travels: bool) -> None:
+        """Another placement; without ``travels`` no site holds a half now. What travels is counted on the link.
+
+        Blocks that move to the clients are sent to each; blocks that move to the server come up from each, unless
+        all are equal and hence known here.
+        """
+        old, fresh = self.state.placement, self.fresh() if travels else []
+        come = [k for k in self.like.params if old.side(k) == "client" and placement.side(k) == "server"]
+        go = [k for k in self.like.params if old.side(k) == "server" and placement.side(k) == "client"]
+        arrived: dict[int, Weights] = {}
+        if fresh:
+            blocks = pack_weights(self.state.server, go) if go else None
+            request = {"cut": old.cut, "new_cut": placement.cut, "blocks": blocks, "upload": self.differ}
+
+            def read(n: int, answer: Answer) -> Weights | None:
+                return unpack_weights(answer["blocks"], come, self.like) if self.differ and come else None
+
+            answers = self.sites.ask("move", dict.fromkeys(fresh, request), "download" if go else "upload", read)
+            arrived = {n: weights for n, weights in answers.items() if weights is not None}
+            if self.differ and come and not arrived:
+                raise NoSites(f"sites: none sent its blocks; {self.sites.why()}")
+            self.stale |= set(fresh) - set(answers)
+        if self.differ and fresh:
+            down, up = self._moved(placement, arrived)
+        else:
+            down, up = self.state.move(placement, self.rho(range(len(self.sizes))))
+        self.collected = None
+        if link:
+            scheme.moved(link, down, up, range(len(self.sizes)))
+
+    def _moved(self, placement: Placement, arrived: Mapping[int, Weights]) -> tuple[int, int]:
+        """Drop what went down from the server half and add the average of what came up."""
+        down = self.state.server.only(lambda name: placement.side(name) == "client").travelling()
+        self.state.server.drop(lambda name: placement.side(name) == "client")
+        up = 0
+        if arrived:
+            came = Weights.stacked_of(arrived.values()).mean(self.rho(list(arrived)))
+            self.state.server.adopt(came)
+            up = came.travelling()
+        self.state.client = self.like.only(lambda name: False)  # what the sites hold is not known here
+        self.state.placement = placement
+        return down, up
+
+    def names(self) -> list[str]:
+        """Parameters of a client half."""
+        return [name for name in self.like.params if self.state.placement.side(name) == "client"]
+
+
+def positions(ids: Iterable[int], among: Sequence[int]) -> Tensor:
+    """Where some clients are among others."""
+    return torch.tensor([list(among).index(n) for n in ids], dtype=torch.long, device="cpu")

@@ -1,0 +1,152 @@
+"""The server's end of the line: what a program sends is packed and waits for the next call, which brings what the
+program waits for.
+
+A call takes along everything that was sent to a site since the last one, lets the site's program run until it waits,
+and brings back what it sent. So a round of tau local steps costs tau + 1 calls, however many messages it has.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splitcast.base.codec import Codec
+from splitcast.base.rounding import Draw, RoundingNoise
+from splitcast.engine.links import CountingLink
+from splitcast.remote.clients import RemoteClients
+from splitcast.remote.guard import size_of
+from splitcast.remote.sites import Answer, NoSites, Sites
+from splitcast.remote.wire import Packed, Refused, items, number, pack, unpack
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Clients, Values
+from splitcast.training.weights import Weights
+
+MOST_LOSS = 1e30
+
+
+class Awaited(Values):
+    """What clients send up: here once a call has brought it."""
+
+    def __init__(self, link: "ServerLink", kind: str, codec: Codec, who: RemoteClients, shape: tuple[int, ...]) -> None:
+        super().__init__([slice(0, None)], (len(who.ids), *shape))
+        self.link, self.kind, self.codec, self.who = link, kind, codec, who
+        self.values: Tensor | None = None
+
+    def chunk(self, k: int) -> Tensor:
+        if self.values is None:
+            self.link.exchange(self.who)
+        assert self.values is not None
+        return self.values
+
+
+@dataclass
+class _Arrived:
+    values: list[Tensor]
+    first: bytes
+    sizes: list[int]
+    loss: float
+    weights: Weights | None = None
+
+
+class ServerLink(CountingLink):
+    """Packs, sends, receives, checks, counts."""
+
+    def __init__(self, sites: Sites, ledger: Ledger, seed: int) -> None:
+        super().__init__(ledger)
+        self.sites, self.seed = sites, seed
+        self._outbox: dict[int, list[Packed]] = {}
+        self._awaited: list[Awaited] = []
+
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Awaited:
+        assert isinstance(who, RemoteClients)
+        awaited = Awaited(self, kind, codec, who, tuple(x.shape[1:]))
+        self._awaited.append(awaited)
+        return awaited
+
+    def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        noise, sizes, decoded = self._noise(who), list[int](), list[Tensor]()
+        for n, one in zip(who.ids, x, strict=True):
+            message, values = self._packed(kind, one, codec, noise.of(kind, [n]))
+            if message:
+                self._outbox.setdefault(n, []).append(message)
+            sizes.append(len(message["data"]) if message else 0)
+            decoded.append(values)
+        self.count("down", kind, sizes if codec.varies else sizes[0] if sizes else 0, who.ids)
+        return torch.stack(decoded) if decoded else x
+
+    def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
+        message, values = self._packed(kind, x[0], codec, self._noise(who).of(kind))
+        if message:
+            for n in who.ids:
+                self._outbox.setdefault(n, []).append(message)
+        self.count("down", kind, len(message["data"]) if message else 0, who.ids, broadcast=True)
+        return values[None]
+
+    def exchange(self, who: RemoteClients, *, weights: bool = False) -> dict[int, Weights]:
+        """One call of every client: deliver what waits for it, and receive all that is awaited, and with ``weights``
+        its client half. Who does not send what the program asks for is out of the round."""
+        awaited, self._awaited = self._awaited, []
+        expected = [a for a in awaited if a.codec.bound(a.shape[1:])]
+
+        def read(n: int, answer: Answer) -> _Arrived:
+            messages = items(answer["messages"], "messages", len(expected) + weights)
+            if len(messages) != len(expected) + weights:
+                raise Refused(f"messages: {len(messages)} came, {len(expected) + weights} were expected")
+            values = [unpack(m, a.kind, a.codec, a.shape[1:]) for m, a in zip(messages, expected, strict=False)]
+            sizes = [len(m["data"]) for m in messages]
+            loss = number(answer["loss"], "loss", -MOST_LOSS, MOST_LOSS)
+            first = messages[0]["data"] if expected else b""
+            return _Arrived(values, first, sizes, loss, who.halves.unpacked(messages[-1]) if weights else None)
+
+        method, part = ("proceed", "download") if who.begun else ("begin", "upload")
+        place: dict[str, Any] = {"round_": who.round, "turn": who.turn}
+        if not who.begun:
+            place["cut"] = who.halves.state.placement.cut
+        asked = {n: place | {"messages": self._outbox.pop(n, [])} for n in who.ids}
+        who.begun, who.turn = True, who.turn + 1
+        came = self.sites.ask(method, asked, "upload" if expected or weights else part, read)
+        came = self._sound(who, expected, came)
+        who.only(list(came))
+        if not came and not who.in_turn:
+            raise NoSites(f"sites: none answered in round {who.round}; {self.sites.why()}")
+        arrived = list(came.values())
+        for k, a in enumerate(expected):
+            one = [each.values[k] for each in arrived]
+            a.values = torch.stack(one) if one else torch.empty(0, *a.shape[1:], device="cpu")
+            sizes = [each.sizes[k] for each in arrived]
+            self.count("up", a.kind, sizes if a.codec.varies else sizes[0] if sizes else 0, who.ids)
+        for a in awaited:
+            if a.values is None:
+                a.values = torch.empty(len(came), *a.shape[1:], device="cpu")
+        who.losses = {n: each.loss for n, each in came.items()}
+        return who.halves.sound({n: each.weights for n, each in came.items() if each.weights is not None})
+
+    def _sound(self, who: RemoteClients, expected: list[Awaited], came: dict[int, _Arrived]) -> dict[int, _Arrived]:
+        """Without those who sent something far too large, or the same as before although their half has moved."""
+        guard, bad = self.sites.guard, dict[int, str]()
+        for k, a in enumerate(expected):
+            if came and next(iter(came.values())).values[k].is_floating_point():
+                bad |= guard.outliers(a.kind, {n: size_of(each.values[k]) for n, each in came.items()})
+        moves = who.halves.state.placement.segments[0].stop > 0 and bool(who.halves.names())
+        for n, each in came.items():
+            if each.first and moves and who.halves.sizes[n] > 1 and guard.replayed(n, each.first):
+                bad[n] = f"{expected[0].kind}: the same bytes as in an earlier step"
+        for n, reason in bad.items():
+            self.sites.fault(n, f"refused: {reason}")
+        return {n: each for n, each in came.items() if n not in bad}
+
+    def flush(self, who: RemoteClients) -> None:
+        """Deliver what still waits."""
+        if any(self._outbox.get(n) for n in who.ids):
+            self.exchange(who)
+
+    def _packed(self, kind: str, one: Tensor, codec: Codec, draw: Draw | None) -> tuple[Packed | None, Tensor]:
+        """A message, and what its receiver decodes; no message if there is nothing in it."""
+        if not codec.bound(one.shape):
+            return None, one
+        message = pack(kind, one, codec, draw)
+        return message, unpack(message, kind, codec, tuple(one.shape))
+
+    def _noise(self, who: Clients) -> RoundingNoise:
+        return RoundingNoise(self.seed, *who.place)

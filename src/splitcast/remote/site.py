@@ -1,0 +1,331 @@
+"""A client's side of the protocol: its rows, its weights, and the scheme's program, run with a server elsewhere.
+
+Every published method is one call of the server and answers with a dictionary, "seconds" being what it took here. What
+the server says is checked (`remote.wire`) before anything is done with it. Nothing of the data leaves a site but what
+the program sends. How calls travel is none of its business: see `remote.flare`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from splitcast.base.codec import Codec
+from splitcast.base.config import Config, from_toml
+from splitcast.base.seeds import stream, torch_seed
+from splitcast.data.batches import draw_batch
+from splitcast.engine.dry import DryParty, shape_only
+from splitcast.engine.party import Group, Kit, LocalParty
+from splitcast.engine.values import Known
+from splitcast.model import build
+from splitcast.remote.dialogue import Dialogue
+from splitcast.remote.wire import (
+    Refused,
+    flag,
+    integer,
+    items,
+    pack,
+    pack_weights,
+    shown,
+    text,
+    unpack,
+    unpack_weights,
+)
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Batch, Clients, Values
+from splitcast.schemes.schemes import make_scheme
+from splitcast.training.optimiser import make_optimiser
+from splitcast.training.passes import Pass
+from splitcast.training.placement import Placement, Segment
+from splitcast.training.runtime import Runtime
+from splitcast.training.task import make_task
+from splitcast.training.weights import Weights
+
+Answer = dict[str, Any]
+S = TypeVar("S", bound="Site")
+P = ParamSpec("P")
+
+LAST_ROUND = 10**9
+MOST_CLIENTS = 10**6
+MOST_CLASSES = 10**5
+MOST_VALUES = 2**28
+"""Most values of a sample."""
+MOST_MESSAGES = 100
+CONFIG_TEXT = 2**20
+
+
+class WeightStore(Protocol):
+    """Where a site keeps its weights between jobs."""
+
+    def clear(self) -> None:
+        """A run begins anew: forget what an earlier one left."""
+        ...
+
+    def save(self, weights: Weights, placement: Placement, round_: int) -> None:
+        """Keep the weights after a round."""
+        ...
+
+    def load(self, placement: Placement, round_: int, like: Weights) -> Weights | None:
+        """The weights after a round, or None if there are none for this round and placement."""
+        ...
+
+
+def published(call: Callable[Concatenate[S, P], Answer | None]) -> Callable[Concatenate[S, P], Answer]:
+    """One call at a time, and how long it took."""
+
+    @wraps(call)
+    def measured(site: S, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
+        started = time.perf_counter()
+        with site.busy:
+            answer = call(site, *args, **kwargs) or {}
+        return answer | {"seconds": time.perf_counter() - started}
+
+    return measured
+
+
+class Site:
+    """One client."""
+
+    def __init__(
+        self, rows: Callable[[Config, int], tuple[Tensor, Tensor]], store: Callable[[str], WeightStore]
+    ) -> None:
+        """``rows`` gives x and y for (configuration, client number), ``store`` what keeps the weights of a run."""
+        self._rows, self._make_store = rows, store
+        self.busy = threading.Lock()
+        self._dialogue: Dialogue | None = None
+        self._answered: tuple[int, int, Answer] = (0, -1, {})
+        """round and turn of the last call of the program, and its answer"""
+        self.config = Config()
+        self.joined = False
+
+    @published
+    def join(self, config: Any, run: Any, client: Any, input_shape: Any, classes: Any) -> Answer:
+        """Take part in a run as client number ``client``."""
+        self.leave()
+        made = from_toml(text(config, "config", CONFIG_TEXT), "configuration from the server")
+        self.client = integer(client, "client", 0, MOST_CLIENTS)
+        classes = integer(classes, "classes", 2, MOST_CLASSES)
+        shape = tuple(integer(n, "input_shape", 1, MOST_VALUES) for n in items(input_shape, "input_shape", 8))
+        run = text(run, "run")
+        self.x, self.y = self._rows(made, self.client)
+        if tuple(self.x.shape[1:]) != shape:  # before a model of that size is made
+            raise Refused(f"data: samples here are {tuple(self.x.shape[1:])}, the model takes {shape}")
+        if int(self.y.max()) >= classes:
+            raise Refused(f"data: label {int(self.y.max())} here is not below {classes}, the number of classes")
+        self.model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
+        self.scheme, self.runtime = make_scheme(made), Runtime.of(made.train)
+        self.kit = Kit(self.model, make_task(made.model.task, classes), make_optimiser(made.train), self.runtime)
+        self.like = Weights.start(self.model.initial(), self.kit.optimiser)
+        self.weights, self.placement = self.like.only(lambda name: False), self.scheme.place(1, self.model.depth)
+        self.holds = False
+        self.store = self._make_store(run)
+        self.config, self.joined = made, True
+        return {"rows": len(self.y)}
+
+    @published
+    def restore(self, cut: Any, round_: Any) -> Answer:
+        """Go on with the weights this site kept after a round; round 0 forgets what an earlier run left."""
+        placement, round_ = self._placement(cut), integer(round_, "round", 0, LAST_ROUND)
+        if round_ == 0:
+            self.store.clear()
+            return {"found": False}
+        found = self.store.load(placement, round_, self._like(placement))
+        if found:
+            self.weights, self.placement, self.holds = found, placement, True
+        return {"found": found is not None}
+
+    @published
+    def adopt(self, cut: Any, half: Any) -> None:
+        """Take weights over from the server."""
+        placement = self._placement(cut)
+        self.weights = unpack_weights(half, self._names(placement), self.like)
+        self.placement, self.holds = placement, True
+        self.leave()
+
+    @published
+    def hand_in(self) -> Answer:
+        """Send this site's weights to the server."""
+        self._expect_weights()
+        return {"half": pack_weights(self.weights, self._names(self.placement))}
+
+    @published
+    def keep(self, round_: Any) -> None:
+        """Keep these weights on this site's disk."""
+        self._expect_weights()
+        self.store.save(self.weights, self.placement, integer(round_, "round", 1, LAST_ROUND))
+
+    @published
+    def begin(self, cut: Any, round_: Any, turn: Any, messages: Any) -> Answer:
+        """Run the program of a round until it waits for more than these messages."""
+        self._expect_weights()
+        self._expect(cut)
+        round_ = integer(round_, "round", 1, LAST_ROUND)
+        if self._dialogue is not None and (round_, turn) == self._answered[:2]:
+            return self._answered[2]
+        self.leave()
+        self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
+        cohort = SiteCohort(self, self.group)
+        self._dialogue = Dialogue(
+            lambda dialogue: self.scheme.at(self.placement).round(round_, cohort, None, SiteLink(dialogue))
+        )
+        self._answered = (round_, -1, {})
+        return self._go_on(turn, messages)
+
+    @published
+    def proceed(self, round_: Any, turn: Any, messages: Any) -> Answer:
+        """Give the program what it waits for, and run it on; a call that is repeated gets the same answer."""
+        if self._dialogue is None or self.group.round != integer(round_, "round", 1, LAST_ROUND):
+            raise Refused(f"round: {shown(round_)} has not begun here")
+        if turn == self._answered[1]:
+            return self._answered[2]
+        return self._go_on(turn, messages)
+
+    @published
+    def move(self, cut: Any, new_cut: Any, blocks: Any, upload: Any) -> Answer:
+        """Another placement: take the blocks that come, give up those that go, sending them if asked to."""
+        self._expect_weights()
+        self._expect(cut)
+        self.leave()
+        old, new = self.placement, self._placement(new_cut)
+        come = [name for name in self._names(new) if old.side(name) == "server"]
+        go = [name for name in self._names(old) if new.side(name) == "server"]
+        answer = {"blocks": pack_weights(self.weights, go)} if go and flag(upload, "upload") else {}
+        if come:
+            self.weights.adopt(unpack_weights(blocks, come, self.like))
+        self.weights.drop(set(go).__contains__)
+        self.placement = new
+        return answer
+
+    def leave(self) -> None:
+        """End the program of an earlier round."""
+        if self._dialogue is not None:
+            self._dialogue.close()
+            self._dialogue = None
+
+    def _go_on(self, turn: Any, messages: Any) -> Answer:
+        assert self._dialogue is not None
+        turn = integer(turn, "turn", self._answered[1] + 1, self._answered[1] + 1)
+        given = items(messages, "messages", MOST_MESSAGES)
+        try:
+            sent = self._dialogue.go_on(given)
+        except BaseException:
+            self._dialogue = None
+            raise
+        self._answered = (self.group.round, turn, {"messages": sent, "loss": float(self.group.loss)})
+        return self._answered[2]
+
+    def _placement(self, cut: Any) -> Placement:
+        if not self.joined:
+            raise Refused("join: comes first")
+        return self.scheme.place(min(integer(cut, "cut", 1, self.model.depth), self.model.depth - 1), self.model.depth)
+
+    def _names(self, placement: Placement) -> list[str]:
+        return [name for name in self.like.params if placement.side(name) == "client"]
+
+    def _like(self, placement: Placement) -> Weights:
+        return self.like.only(lambda name: placement.side(name) == "client")
+
+    def _expect(self, cut: Any) -> None:
+        if self._placement(cut) != self.placement:
+            raise Refused(f"cut: the server speaks of {cut}, these weights have {self.placement.cut}")
+
+    def _expect_weights(self) -> None:
+        if not self.joined or not self.holds:
+            raise Refused("weights: there are none here yet")
+
+
+class SiteClients(LocalParty):
+    """The site itself, as the clients of the program."""
+
+    def __init__(self, site: Site, group: Group) -> None:
+        super().__init__(site.kit, site.placement, site.weights, group, Ledger())
+        self.site = site
+
+    @property
+    def rho(self) -> Tensor:
+        """Known to the server only."""
+        return shape_only(1)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.group.round, self.group.step
+
+    def batches(self) -> Iterator[Batch]:
+        train = self.site.config.train
+        for self.group.step in range(train.local_steps):
+            rng = stream(train.seed, "batch", self.group.round, self.group.step)
+            rows = torch.from_numpy(draw_batch(len(self.site.y), train.batch, rng, self.site.client))
+            yield Batch(Known(self.site.x[rows][None]), Known(self.site.y[rows][None]))
+            self.step()
+
+    def run(self, segment: Segment, k: int, x: Values) -> Pass:
+        seed = torch_seed(self.site.config.train.seed, "layers", self.group.round, self.group.step, self.site.client)
+        with self.kit.runtime.fork_rng():
+            torch.manual_seed(seed)
+            return super().run(segment, k, x)
+
+    def receive(self, link: "SiteLink") -> None:
+        """The server has given the weights before the round began."""
+
+    def hand_in(self, link: "SiteLink") -> None:
+        link.send_weights(self.site)
+
+
+class SiteCohort:
+    """All clients of a round, as one of them sees it."""
+
+    def __init__(self, site: Site, group: Group) -> None:
+        self.site, self.group = site, group
+
+    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[SiteClients, DryParty]]:
+        yield self._pair()
+
+    def in_turn(self, server: None) -> Iterator[tuple[SiteClients, DryParty]]:
+        yield self._pair()
+
+    def average(self, link: "SiteLink") -> None:
+        """The server gives the average to everybody, whether they took part or not (`Site.adopt`)."""
+        link.send_weights(self.site)
+
+    def _pair(self) -> tuple[SiteClients, DryParty]:
+        site = self.site
+        server = DryParty(site.model, site.kit.task, site.placement, [site.client], site.config.train.batch, Ledger())
+        return SiteClients(site, self.group), server
+
+
+class SiteLink:
+    """The site's end of the line."""
+
+    def __init__(self, dialogue: Dialogue) -> None:
+        self.dialogue = dialogue
+
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Known:
+        values = x if isinstance(x, Tensor) else x.whole()
+        if codec.bound(values.shape[1:]):
+            self.dialogue.send(pack(kind, values[0], codec))
+        return Known(shape_only(*values.shape))
+
+    def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        return self._received(kind, x.shape[1:], codec)
+
+    def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
+        return self._received(kind, x.shape[1:], codec, rows)
+
+    def compute(self, flops: float, who: Clients) -> None:
+        """Elsewhere."""
+
+    def note(self, name: str, value: float) -> None:
+        """Elsewhere."""
+
+    def send_weights(self, site: Site) -> None:
+        """The whole client half."""
+        self.dialogue.send(pack_weights(site.weights, site._names(site.placement)))
+
+    def _received(self, kind: str, shape: Sequence[int], codec: Codec, rows: int = 0) -> Tensor:
+        if not codec.bound(shape):
+            return torch.empty(1, *shape, device="cpu")
+        return unpack(self.dialogue.receive(), kind, codec, shape, rows=rows)[None]

@@ -1,0 +1,331 @@
+"""THE round loop: build the parts a configuration names, train, record every round.
+
+Read this first; everything else is a part of it.
+"""
+
+import math
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from splitcast import data
+from splitcast.base.config import Config, to_toml, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream, torch_seed
+from splitcast.cost.scenario import RoundClock, Scenario
+from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.policies import CutSelector, fixed_cut
+from splitcast.data import Dataset
+from splitcast.engine.engine import Engine, RoundReport
+from splitcast.engine.simulator import Simulator
+from splitcast.model import build
+from splitcast.model.split import SplitModel
+from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.schemes.messages import Ledger
+from splitcast.schemes.schemes import make_scheme
+from splitcast.theory import estimate_gamma
+from splitcast.training.placement import Placement
+from splitcast.training.task import make_task
+
+OnRound = Callable[[RoundRecord], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    rounds: list[RoundRecord]
+    summary: dict[str, Any]
+    engine: Engine
+    """what it ran on, with the weights"""
+
+
+def train(
+    config: Config,
+    out: Path | str | None = None,
+    *,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    dataset: Dataset | None = None,
+    model: SplitModel | nn.Sequential | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Train as ``config`` says; write a run folder if ``out`` is given.
+
+    ``dataset`` and ``model`` stand in for those that the configuration names, ``engine`` for the simulator.
+
+    >>> from splitcast.base.config import Config, ModelConfig, TrainConfig
+    >>> quick = Config(model=ModelConfig(arch="cnn-small"), train=TrainConfig(rounds=2))
+    >>> result = train(quick)
+    >>> [record.round for record in result.rounds], result.summary["rounds"]
+    ([1, 2], 2)
+    """
+    folder = RunFolder(Path(out)) if out else None
+    with _writing(folder):
+        return _train(config, folder, resume, on_round, dataset, model, engine)
+
+
+@contextmanager
+def _writing(folder: RunFolder | None) -> Iterator[None]:
+    """The only writer of the folder; one that was made for nothing goes again."""
+    if folder is None:
+        yield
+        return
+    new = not folder.path.exists()
+    try:
+        with folder.lock():
+            yield
+    except BaseException:
+        if new and not folder.config_file.exists():
+            folder.discard()
+        raise
+
+
+def _train(
+    config: Config,
+    folder: RunFolder | None,
+    resume: bool,
+    on_round: OnRound | None,
+    dataset: Dataset | None,
+    model: SplitModel | nn.Sequential | None,
+    engine: Engine | None,
+) -> Result:
+    config = resolved(config)
+    dataset = dataset or data.load(config.data.dataset)
+    given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
+    own = [] if engine else [part for part, mine in given.items() if mine]
+    samples = dataset.fingerprint()
+    if folder and resume:
+        _refuse_another(folder, config)
+    elif folder and not folder.is_vacant():
+        raise SplitcastError(f"out: {folder.path} is not empty; choose another folder, or --resume")
+    engine = engine or make_simulator(config, dataset, model)
+    clock = make_clock(config, engine)
+    selector = make_selector(config, engine, clock, dataset, folder if resume else None)
+    records: list[RoundRecord] = []
+    if folder and resume:
+        records = _continue(folder, engine, samples)
+        if len(records) == config.train.rounds and folder.summary_file.is_file():
+            return Result(records, folder.summary(), engine)
+        folder.reconfigure(config)
+    elif folder:
+        folder.create(config)
+        if selector and config.policy.gamma_draws:
+            folder.save_gamma(selector.world.scenario.config.network.gamma)
+    spent = 0.0
+    if selector:
+        for record in records:  # one by one, as below: a resumed run must get the same bits
+            spent += selector.cost(record.cut, record.latency_s)
+
+    started = time.perf_counter()
+    for t in range(len(records) + 1, config.train.rounds + 1):
+        ledger = Ledger()
+        if selector:
+            placement = selector.choose(t, engine.state.placement if t > 1 else None, spent)
+            engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
+        report = engine.round(t, ledger)
+        if not math.isfinite(report.loss):
+            raise SplitcastError(
+                f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
+            )
+        last = t == config.train.rounds
+        tested = engine.evaluate(dataset.test_x, dataset.test_y) if last or t % config.train.eval_every == 0 else {}
+        records.append(_record(t, engine, report, clock, tested))
+        if selector:
+            spent += selector.cost(records[-1].cut, records[-1].latency_s)
+        if folder:
+            folder.append(records[-1])
+            if last or t % config.train.checkpoint_every == 0:
+                folder.save(*engine.snapshot(t), t, samples)
+        if on_round:
+            on_round(records[-1])
+    summary = summarise(config, records, time.perf_counter() - started) | ({"own": own} if own else {})
+    if folder:
+        folder.finish(summary)
+    return Result(records, summary, engine)
+
+
+def _refuse_another(folder: RunFolder, config: Config) -> None:
+    """A run goes on as it began; only its number of rounds may grow."""
+    begun = resolved(folder.config())
+    grown = with_values(begun, rounds=max(begun.train.rounds, config.train.rounds))
+    if grown != config:
+        old, new = (to_toml(each).splitlines() for each in (grown, config))
+        was, asked = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
+        raise SplitcastError(f"resume: {folder.path} was begun with {was}, not {asked}; use another folder")
+
+
+def _continue(folder: RunFolder, engine: Engine, samples: str) -> list[RoundRecord]:
+    """Put the engine where the last checkpoint was, or at the start if the run stopped before the first."""
+    if not folder.checkpoint_file.exists():
+        return folder.rewind(0)
+    stored = folder.restore(samples)
+    engine.resume(stored.tensors, stored.about, stored.round)
+    return folder.rewind(stored.round)
+
+
+def make_simulator(config: Config, dataset: Dataset, model: SplitModel | nn.Sequential | None = None) -> Simulator:
+    """The parts a configuration names, put together."""
+    seed, shape = config.train.seed, tuple(dataset.train_x.shape[1:])
+    if isinstance(model, nn.Sequential):
+        model = SplitModel(model, shape)
+    model = model or build(config.model.arch, shape, dataset.classes, torch_seed(seed, "model"))
+    if model.input_shape != shape:
+        raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
+    task = make_task(config.model.task, dataset.classes)
+    task.check(model.smashed_shape(model.depth))
+    placement = first_placement(config, model)
+    parts = make_parts(config, dataset)
+    return Simulator(config, model, task, dataset.train_x, dataset.train_y, parts, placement=placement)
+
+
+def make_parts(config: Config, dataset: Dataset) -> list[np.ndarray]:
+    """The rows of the training set that each client owns."""
+    spread = config.data
+    return data.partition(
+        dataset.train_y.numpy(),
+        spread.clients,
+        spread.partition,
+        alpha=spread.alpha,
+        classes_per_client=spread.classes_per_client,
+        sizes=spread.sizes,
+        rng=stream(config.train.seed, "data"),
+    )
+
+
+def first_placement(config: Config, model: SplitModel) -> Placement:
+    """The placement of the first round, unless a policy chooses it."""
+    fixed = fixed_cut(config.policy.policy, config.split.cut)
+    return make_scheme(config).place(config.split.cut if fixed is None else fixed, model.depth)
+
+
+def resolved(config: Config) -> Config:
+    """The configuration with what the scheme chooses for the cut written out: a record does not lean on defaults.
+
+    Where a policy moves the cut, the choice moves along and stays open.
+
+    >>> gb = with_values(Config(), scheme="sfl-gb", uplink_codec="int4")
+    >>> resolved(gb).sfl_gb.rank, resolved(gb).split.uplink_codec, resolved(gb).split.downlink_codec
+    (8, 'int4', 'int8')
+    """
+    cut = fixed_cut(config.policy.policy, config.split.cut)
+    if cut is None or cut < 1:  # refused where the model is known
+        return config
+    scheme = make_scheme(config)
+    return with_values(config, **scheme.at(scheme.place(cut, sys.maxsize)).settings())
+
+
+def make_clock(config: Config, engine: Engine) -> RoundClock:
+    """The cell in which the engine's rounds take time."""
+    scenario = Scenario.of(config, engine.model, engine.task)
+    if fixed_cut(config.policy.policy, config.split.cut) is None:
+        scenario.channel.at(config.train.rounds)
+    else:
+        scenario.check(engine.state.placement, config.train.rounds)
+    return RoundClock(scenario)
+
+
+def make_selector(
+    config: Config, engine: Engine, clock: RoundClock, dataset: Dataset, folder: RunFolder | None = None
+) -> CutSelector | None:
+    """Who chooses the cut of every round; None if it is fixed. A folder may hold a Gamma that was measured before."""
+    choice = config.policy
+    if choice.gamma_draws and config.network.gamma:
+        raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but gamma is given; leave one of them out")
+    if fixed_cut(choice.policy, config.split.cut) is not None:
+        return None
+    scenario = clock.scenario
+    if choice.gamma_draws:
+        if not isinstance(engine, Simulator):
+            raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
+        gamma = folder.gamma() if folder else ()
+        scenario = replace(scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, dataset)))
+    world = CutCosts(scenario, charge_moves=choice.charge_migration)
+    return CutSelector.of(world, choice.policy, config.train.rounds, config.split.cut)
+
+
+def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tuple[float, ...]:
+    """Gamma(phi(v)) of every cut at the initial weights, from the clients' own data and the scheme's program."""
+    model, scheme = simulator.model, make_scheme(config)
+    found = estimate_gamma(
+        model,
+        simulator.task,
+        simulator.initial().params,
+        simulator.x,
+        simulator.y,
+        make_parts(config, dataset),
+        config.train.batch,
+        config.policy.gamma_draws,
+        config.train.seed,
+        [scheme.at(Placement.split(cut, model.depth)) for cut in model.cuts],
+    )
+    return found.fitted
+
+
+def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dict[str, Any]:
+    """What a reader wants to know first."""
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    last = records[-1]
+    tested = {"loss": last.test_loss, "accuracy": last.test_accuracy}
+    tested |= {name.removeprefix("test_"): v for name, v in last.metrics.items() if name.startswith("test_")}
+    return {
+        "scheme": config.split.scheme,
+        "policy": config.policy.policy,
+        "cut": records[-1].cut,
+        "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
+        "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
+        "rounds": len(records),
+        "accuracy": last.test_accuracy,
+        "best_accuracy": max(accuracies, default=None),
+        "test": {name: value for name, value in tested.items() if value is not None},
+        "loss": records[-1].loss,
+        "drift": records[-1].drift,
+        "up_bytes": sum(r.up_bytes for r in records),
+        "down_bytes": sum(r.down_bytes for r in records),
+        "latency_s": sum(r.latency_s for r in records),
+        "wall_seconds": round(seconds, 3),  # since the start, or since the last resume
+        "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
+        "python": platform.python_version(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _record(t: int, engine: Engine, report: RoundReport, clock: RoundClock, tested: dict[str, float]) -> RoundRecord:
+    placement, ledger = engine.state.placement, report.ledger
+    latency_s, slowest_client, slowest_part = clock.round(t, placement, ledger)
+    further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
+    metrics = {name: value for name, value in (ledger.metrics() | further).items() if math.isfinite(value)}
+    return RoundRecord(
+        round=t,
+        cut=placement.cut,
+        clients=len(report.clients),
+        loss=report.loss,
+        up_bytes=ledger.total("up"),
+        down_bytes=ledger.total("down"),
+        kinds=ledger.by_kind(),
+        drift=_finite(engine.drift()),
+        latency_s=latency_s,
+        slowest_client=slowest_client,
+        slowest_part=slowest_part,
+        test_loss=_finite(tested.get("loss")),
+        test_accuracy=_finite(tested.get("accuracy")),
+        metrics=metrics,
+        wall_s=report.measured.seconds if report.measured else None,
+        failures=report.measured.failures or None if report.measured else None,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    """What a record can hold: a model on its way to infinity has no drift."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,215 @@
+"""A scheme is a short program over parties and a link.
+
+Nothing in a program says where the parties are. The simulator runs it with all of them in one process; a deployed
+server runs it with clients that are elsewhere, and every site runs it with a server that is elsewhere; the planner runs
+it with tensors that have shapes but no values. So a scheme is written once, and counted, timed, planned and deployed.
+
+    in a program                                    means
+    sent = clients.forward(0, batch.x)              run segment 0 and keep the graph
+    seen = link.up("smashed", sent.out, ...)        what the server decodes of it; counted
+    losses, s = server.descend(1, seen, y)          segment 1, loss, backward, step; s^n = dF^n/dS^n
+    link.unicast(...), link.broadcast(...)          what clients decode of what the server sends; counted
+    clients.backward(sent, received)                pull back through their own activations, and step
+
+Values are (K, b, *d) for the K clients of a cohort. What `forward` puts out is lazy, so that many clients never are in
+memory at once; `link.up`, `forward` and `descend` take it as it is, and `whole()` makes a tensor of it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from splitcast.base.codec import FP32, Codec
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.training.placement import Placement
+from splitcast.training.task import Task
+
+
+class Values(ABC):
+    """Numbers of all clients of a cohort, (K, b, *d), in chunks of some clients, worked out when they are needed."""
+
+    def __init__(self, spans: Sequence[slice], shape: Sequence[int]) -> None:
+        self.spans, self.shape = spans, tuple(shape)
+
+    @abstractmethod
+    def chunk(self, k: int) -> Tensor:
+        """The values of the clients in span k; asked again, the same."""
+
+    def whole(self) -> Tensor:
+        """All of them."""
+        parts = [self.chunk(k) for k in range(len(self.spans))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Batch(NamedTuple):
+    """The samples of one local step."""
+
+    x: Values
+    y: Values
+
+
+class Activations(Protocol):
+    """What a segment put out, and the way back."""
+
+    @property
+    def out(self) -> Values:
+        """The values."""
+        ...
+
+
+class Party(Protocol):
+    """The clients of a cohort, or the server for them."""
+
+    task: Task
+
+    def forward(self, segment: int, x: Values | Tensor) -> Activations:
+        """Run a segment."""
+        ...
+
+    def backward(self, sent: Any, received: Tensor) -> Tensor:
+        """Pull gradients (K or 1, b, *d) back and step; returns those at the input, if there was somebody before."""
+        ...
+
+    def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
+        """The last segment: losses F^n (K,), gradients at the input (K, b, *d), and a step."""
+        ...
+
+
+class Clients(Party, Protocol):
+    """Clients that move through a round together."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Their numbers; who fails on the way is no longer among them."""
+        ...
+
+    @property
+    def rho(self) -> Tensor:
+        """rho^n = D^n / D over them (K,)."""
+        ...
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Round and local step: where random numbers are drawn."""
+        ...
+
+    def batches(self) -> Iterator[Batch]:
+        """The tau local steps of the round."""
+        ...
+
+    def receive(self, link: Any) -> None:
+        """Take the client half over from the server (unicast)."""
+        ...
+
+    def hand_in(self, link: Any) -> None:
+        """Send the client half to the server, which keeps it."""
+        ...
+
+
+class Cohort(Protocol):
+    """All clients of a round that have the same placement."""
+
+    def in_parallel(self, server: Any, *, mixes: bool, averaged: bool) -> Iterator[tuple[Clients, Party]]:
+        """Side by side, each with a copy of the server half; the copies are averaged at the end.
+
+        They come in groups that fit into memory; with ``mixes`` all together, because a reply depends on all of them.
+        ``averaged``: their halves are averaged right after, so that copies need not last.
+        """
+        ...
+
+    def in_turn(self, server: Any) -> Iterator[tuple[Clients, Party]]:
+        """One after the other, with one server half and one client half."""
+        ...
+
+    def average(self, link: Any) -> None:
+        """Upload the client halves, average them, and broadcast the average to everybody."""
+        ...
+
+
+class Link(Protocol):
+    """Every byte passes here, once."""
+
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
+        """A message from each client, as the server decodes it."""
+        ...
+
+    def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        """A message to each client, x (K, b, *d), as it decodes it."""
+        ...
+
+    def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
+        """One message x (1, b, *d) to all, as they decode it; with ``rows`` the sender chooses b, up to so many."""
+        ...
+
+    def compute(self, flops: float, who: Clients) -> None:
+        """The server works on what it has of all of them."""
+        ...
+
+    def note(self, name: str, value: float) -> None:
+        """A number of this step for the record of the round."""
+        ...
+
+
+class Scheme:
+    """How a round runs. A scheme of your own is a subclass with a `step`."""
+
+    name = "own"
+    sync_every = 0
+    """Rounds between averagings of the client halves; 0 is never."""
+    mixes = True
+    """Whether what one client receives may depend on the others'; without, groups of clients run one after another."""
+    clients_keep_halves = True
+    """Whether clients hold weights between rounds; else they are given some when it is their turn."""
+    uplink: Codec = FP32
+    downlink: Codec = FP32
+
+    def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
+        """One local step."""
+        raise TypeError(f"{type(self).__name__} has no step")
+
+    def round(self, t: int, clients: Cohort, server: Any, link: Link) -> None:
+        """Round ``t``: local steps side by side; client halves are averaged when it is time."""
+        averaged = self.syncs(t)
+        for some, copies in clients.in_parallel(server, mixes=self.mixes, averaged=averaged):
+            for batch in some.batches():
+                self.step(some, copies, link, batch)
+        if averaged:
+            clients.average(link)
+
+    def syncs(self, t: int) -> bool:
+        """Whether the client halves are averaged at the end of round ``t``, counted from 1."""
+        return self.sync_every > 0 and t % self.sync_every == 0
+
+    def place(self, cut: int, depth: int) -> Placement:
+        """Who holds which of the V blocks, for the cut that the user chose."""
+        return Placement.split(cut, depth)
+
+    def at(self, placement: Placement) -> "Scheme":
+        """The scheme as it runs at a placement."""
+        return self
+
+    def equal_after(self, t: int) -> bool:
+        """Whether all client halves are equal, and so known to the server, after round ``t``."""
+        return t == 0 or self.syncs(t)
+
+    def moved(self, link: Any, down: int, up: int, everyone: Sequence[int]) -> None:
+        """Count blocks that changed sides before a round: values to everyone, and values from each."""
+        link.count("down", "migration", FP32.nbytes((down,)), everyone, broadcast=True)
+        link.count("up", "migration", FP32.nbytes((up,)), everyone)
+
+    def settings(self) -> dict[str, Any]:
+        """What `at` chose by itself, as configuration values: a record of a run does not lean on defaults."""
+        return {}
+
+
+def refuse_sync(config: Config, name: str) -> None:
+    """For schemes whose client halves have a rhythm of their own."""
+    split = config.split
+    if split.sync_every >= 0:
+        raise SplitcastError(f"sync_every: {split.sync_every} needs a parallel split scheme, not {name}")
+    if split.client_update == "identical":
+        raise SplitcastError(f"client_update: 'identical' needs a parallel split scheme, not {name}")

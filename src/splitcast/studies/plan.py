@@ -1,0 +1,234 @@
+"""Planning without training: what every cut would cost in a cell, which one to take, and who gets what.
+
+Draw t is round t of a training with the same configuration in which all clients take part, so the mean over T draws
+is the mean round of that training.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import torch_seed
+from splitcast.cost.cell import Array
+from splitcast.cost.channel import record
+from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.latency import PARTS, RoundTime
+from splitcast.cost.objective import gamma_per_cut, round_cost
+from splitcast.cost.privacy import client_fraction, legal, privacy
+from splitcast.cost.scenario import Scenario
+from splitcast.cost.stages import Stage
+from splitcast.cost.trace import Trace
+from splitcast.data import NAMES, load
+from splitcast.model import build
+from splitcast.model.split import SplitModel
+from splitcast.training.task import make_task
+
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    name: ((3, 32, 32), 10) if name == "cifar10" else ((1, 28, 28), 10) for name in NAMES
+}
+"""Shape of a sample and number of classes, so that a plan needs no data."""
+
+LOADS = ("up_bits", "down_bits", "client_flops", "server_flops")
+
+
+@dataclass(frozen=True)
+class CutPlan:
+    """A mean round at one cut."""
+
+    cut: int
+    privacy: float
+    """log(1 + phi(v)/q)"""
+    allowed: bool
+    """privacy is at least epsilon"""
+    up_bits: float
+    down_bits: float
+    """on the air, all clients"""
+    client_flops: float
+    """of each client"""
+    server_flops: float
+    """for all clients"""
+    latency_s: float
+    parts_s: dict[str, float]
+    """latency along the slowest client of every stage"""
+    equal_share_s: float
+    """latency with equal shares of bandwidth and server"""
+    gamma: float
+    objective: float
+    """w * gamma + latency"""
+
+
+@dataclass(frozen=True)
+class ClientPlan:
+    """What a client gets and does in the round that is shown, at the best cut."""
+
+    client: int
+    distance_m: float | None
+    gain_db: float
+    power_w: float
+    uplink_hz: float
+    downlink_hz: float
+    """0 where everything is broadcast"""
+    server_flops_per_s: float
+    parts_s: dict[str, float]
+    waiting_s: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to: which cut, how long, and who gets what."""
+
+    scheme: str
+    draws: int
+    cuts: list[CutPlan]
+    best: CutPlan
+    shown_round: int
+    clients: list[ClientPlan]
+    optimal: RoundTime
+    """the round that is shown, at the best cut"""
+    equal: RoundTime
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything but the time lines."""
+        return {
+            "scheme": self.scheme,
+            "draws": self.draws,
+            "best_cut": self.best.cut,
+            "cuts": [asdict(cut) for cut in self.cuts],
+            "shown_round": self.shown_round,
+            "clients": [asdict(client) for client in self.clients],
+        }
+
+
+def plan(config: Config, draws: int = 100, model: SplitModel | None = None, classes: int | None = None) -> Plan:
+    """Plan for the model a configuration names, or for ``model`` with so many ``classes``.
+
+    >>> from splitcast.base.config import ModelConfig
+    >>> plan(Config(model=ModelConfig(arch="cnn-small")), draws=3).best.cut
+    1
+    """
+    if draws < 1:
+        raise SplitcastError(f"draws: {draws}; must be at least 1")
+    scenario = scenario_of(config, model, classes)
+    if isinstance(scenario.channel, Trace):
+        draws = min(draws, len(scenario.channel.gains))
+    cuts = cut_plans(scenario, draws)
+    best = min((cut for cut in cuts if cut.allowed), key=lambda cut: cut.objective)
+
+    placement = scenario.place(min(best.cut, scenario.model.depth - 1))
+    scheme = scenario.scheme.at(placement)
+    shown = min(scheme.sync_every or 1, draws)  # a round that has all kinds of stages
+    stages, gains = scenario.stages(placement, shown), scenario.channel.at(shown)
+    asked, optimal, equal = (
+        time_rounds([stages], scenario.cell, gains, share)[0]
+        for share in (scenario.allocator, ALLOCATORS["optimal"], ALLOCATORS["equal"])
+    )
+    clients = client_plans(scenario, asked, gains)
+    return Plan(scheme.name, draws, cuts, best, shown, clients, optimal, equal)
+
+
+def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
+    """The scenario a configuration describes, without its data."""
+    shape, known_classes = shape_of(config.data.dataset)
+    classes = known_classes if classes is None else classes
+    model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
+    return Scenario.of(config, model, make_task(config.model.task, classes))
+
+
+def shape_of(dataset: str) -> tuple[tuple[int, ...], int]:
+    """Shape of a sample and number of classes; data of your own are loaded for it."""
+    if dataset in SHAPES:
+        return SHAPES[dataset]
+    found = load(dataset)
+    return tuple(found.test_x.shape[1:]), found.classes
+
+
+def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
+    """Every cut, averaged over the first ``draws`` rounds."""
+    model, net = scenario.model, scenario.config.network
+    placements = scenario.placements()
+    cuts, allowed = [placement.cut for placement in placements], legal(model, placements, net.epsilon)
+    fraction = [client_fraction(model, placement) for placement in placements]
+    private = [privacy(model, placement) for placement in placements]
+    gains = record(scenario.channel, draws).gains
+    loads, seconds, parts, equal = (np.zeros((len(cuts), n)) for n in (len(LOADS), 1, len(PARTS), 1))
+    for these, rounds in scenario.rhythms(placements, draws):
+        mine = gains[these]
+        share = len(mine) / draws
+        timed, baseline = (_means(rounds, scenario, mine, by) for by in (scenario.allocator, ALLOCATORS["equal"]))
+        loads += share * np.array([_loads(stages) for stages in rounds])
+        seconds += share * timed[0]
+        parts += share * timed[1]
+        equal += share * baseline[0]
+    gamma = gamma_per_cut(net.gamma, fraction)
+    objective = round_cost(gamma, seconds[:, 0], net.gamma_weight)
+    return [
+        CutPlan(
+            cut=cut,
+            privacy=private[k],
+            allowed=allowed[k],
+            **dict(zip(LOADS, loads[k].tolist(), strict=True)),
+            latency_s=float(seconds[k, 0]),
+            parts_s=dict(zip(PARTS, parts[k].tolist(), strict=True)),
+            equal_share_s=float(equal[k, 0]),
+            gamma=float(gamma[k]),
+            objective=float(objective[k]),
+        )
+        for k, cut in enumerate(cuts)
+    ]
+
+
+def _means(
+    rounds: Sequence[Sequence[Stage]], scenario: Scenario, gains: Array, allocator: Allocator
+) -> tuple[Array, Array]:
+    """Mean latency (C, 1) and mean parts (C, 5) over draws (I, N)."""
+    timed = time_rounds(rounds, scenario.cell, gains, allocator)
+    return np.array([[t.seconds.mean()] for t in timed]), np.array([t.parts_s.mean(0) for t in timed])
+
+
+def _loads(stages: Sequence[Stage]) -> tuple[float, float, float, float]:
+    """`LOADS` of a round."""
+    up = sum(s.total("uplink_bits") for s in stages)
+    down = sum(_heard(s) + s.total("unicast_bits") for s in stages)
+    first = stages[0].clients[0]  # all clients do the same
+    client = sum(s.of("compute_flops", first) + s.of("backward_flops", first) for s in stages)
+    server = sum(s.total("server_flops") + s.joint_flops for s in stages)
+    return up, down, client, server
+
+
+def _heard(stage: Stage) -> float:
+    """Bits of a broadcast, which is sent once."""
+    return max(stage.broadcast_bits) if isinstance(stage.broadcast_bits, tuple) else stage.broadcast_bits
+
+
+def client_plans(scenario: Scenario, timed: RoundTime, gains: Array) -> list[ClientPlan]:
+    """Shares and seconds of every client under one draw, (N,)."""
+    count = scenario.cell.clients
+    parts, up, down, speed = np.zeros((count, len(PARTS))), np.zeros(count), np.zeros(count), np.zeros(count)
+    for stage in reversed(timed.stages):  # the first stage that shares something has the last word
+        who = list(stage.stage.clients)
+        parts[who] += np.stack([stage.part(name) for name in PARTS], axis=-1)
+        if stage.stage.uplink_bits:
+            up[who] = stage.bandwidth_hz
+        if stage.stage.unicast_bits:
+            down[who] = stage.bandwidth_hz
+        if stage.stage.server_flops:
+            speed[who] = stage.server_flops_per_s
+    distance = scenario.channel.distance_m
+    return [
+        ClientPlan(
+            client=n,
+            distance_m=None if distance is None else float(distance[n]),
+            gain_db=float(10 * np.log10(gains[n])),
+            power_w=float(scenario.cell.client_power_w[n]),
+            uplink_hz=float(up[n]),
+            downlink_hz=float(down[n]),
+            server_flops_per_s=float(speed[n]),
+            parts_s=dict(zip(PARTS, parts[n].tolist(), strict=True)),
+            waiting_s=float(timed.seconds - parts[n].sum()),
+        )
+        for n in range(count)
+    ]

@@ -1,0 +1,106 @@
+"""Where each client's time went: the rounds of a run, timed again from its configuration.
+
+A run folder keeps the seconds of a round and who held it up, not the seconds of every client. But all that decides
+them is in the configuration (seeds, cell, scheme, model) and the record (cut, bytes), so the rounds are worked out
+again, and trusted only if they take as long as the record says.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
+from splitcast.cost.cell import Array
+from splitcast.cost.clock import time_rounds
+from splitcast.cost.latency import PARTS
+from splitcast.cost.scenario import Scenario
+from splitcast.cost.stages import Stage
+from splitcast.data.batches import participants
+from splitcast.run.records import RoundRecord
+from splitcast.schemes.messages import Event, Ledger, Message
+from splitcast.studies.plan import scenario_of
+
+TOLERANCE = 0.01
+"""Rounds that differ more than this from the record, relatively, are not the ones that were run."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Mean seconds per round of every client, (N,) each; with waiting and absent they sum to the mean round."""
+
+    parts_s: dict[str, list[float]]
+    """compute, uplink, server, downlink, backward; then waiting (for others, while taking part) and absent"""
+    mismatch: float
+    """greatest relative difference of a round's seconds from the record"""
+
+
+def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
+    """Time the recorded rounds again. A `SplitcastError` says why they cannot be."""
+    scenario = scenario_of(config)
+    alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
+    for record in records:
+        alike[tuple(_stages(scenario, record))].append(record)
+    total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
+    mismatch = 0.0
+    for stages, rounds in alike.items():
+        gains = np.stack([scenario.channel.at(record.round) for record in rounds])  # (I, N)
+        timed = time_rounds([stages], scenario.cell, gains, scenario.allocator)[0]
+        recorded = np.array([record.latency_s for record in rounds])
+        mismatch = max(mismatch, float(np.max(np.abs(timed.seconds - recorded) / np.maximum(recorded, 1e-12))))
+        if mismatch > TOLERANCE:
+            raise SplitcastError(
+                f"latency: rounds that this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
+            )
+        busy = np.zeros_like(total)
+        for stage in timed.stages:
+            who = list(stage.stage.clients)
+            busy[who, : len(PARTS)] += np.stack([stage.part(name).sum(0) for name in PARTS], axis=-1)
+        working = {n for stage in stages if stage.uplink_bits and stage.name != "re-cut" for n in stage.clients}
+        total += _with_rest(busy, float(timed.seconds.sum()), working)
+    mean = total.T / len(records)  # (7, N)
+    return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch)
+
+
+def held_up(records: Sequence[RoundRecord]) -> dict[int, tuple[int, str]]:
+    """How many rounds each client held up, and with what most often."""
+    blame: dict[int, Counter[str]] = defaultdict(Counter)
+    for record in records:
+        blame[record.slowest_client][record.slowest_part] += 1
+    return {client: (parts.total(), parts.most_common(1)[0][0]) for client, parts in sorted(blame.items())}
+
+
+def _with_rest(busy: Array, seconds: float, present: set[int]) -> Array:
+    """Fill the last two columns of (N, 7): what is left of ``seconds`` is waiting, or absence."""
+    rest = np.maximum(seconds - busy.sum(1), 0.0)
+    here = np.isin(np.arange(len(busy)), list(present))
+    busy[:, -2], busy[:, -1] = np.where(here, rest, 0.0), np.where(here, 0.0, rest)
+    return busy
+
+
+def _stages(scenario: Scenario, record: RoundRecord) -> list[Stage]:
+    train, everyone = scenario.config.train, scenario.cell.clients
+    placement = next((p for p in scenario.placements() if p.cut == record.cut), None)
+    if placement is None:
+        raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
+    clients = participants(train, everyone, record.round).tolist()
+    moved = Ledger()
+    moved.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
+    moved.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))
+    planned = scenario.dry(placement, record.round, clients)
+    return scenario.stages_of([*moved.events, *_as_recorded(planned, record.kinds)], placement)
+
+
+def _as_recorded(planned: Ledger, kinds: dict[str, int]) -> list[Event]:
+    """The events with the bytes that were really sent: an adaptive rank is known only afterwards."""
+    expected = planned.by_kind()
+
+    def scaled(event: Event) -> Event:
+        if not isinstance(event, Message) or isinstance(event.nbytes, tuple):
+            return event
+        key = f"{event.direction}.{event.kind}"
+        return replace(event, nbytes=round(event.nbytes * kinds.get(key, 0) / expected[key]))
+
+    return [scaled(event) for event in planned.events]

@@ -1,0 +1,181 @@
+"""Everything the page shows, as one JSON document. Pure functions of what the run folders hold."""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import accumulate, groupby
+from typing import Any
+
+from splitcast.base.config import Config, leaves, to_toml
+from splitcast.base.errors import SplitcastError
+from splitcast.run.records import RoundRecord
+from splitcast.studies.compare import rows, title_of
+from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.report.clients import breakdown, held_up
+from splitcast.studies.report.runs import Run
+
+FORMAT = "splitcast-report-1"
+
+
+def document(runs: Sequence[Run]) -> dict[str, Any]:
+    """What `report.js` reads."""
+    tested = {run.name: run.rounds for run in runs if any(r.test_accuracy is not None for r in run.rounds)}
+    target = rows(tested)[0] if tested else None
+    made: dict[str, Any] = clean(
+        {
+            "format": FORMAT,
+            "title": heading(runs),
+            "target": target,
+            "colours": COLOURS,
+            "defaults": flat(Config()),
+            "runs": [run_document(run) for run in runs],
+        }
+    )
+    return made
+
+
+def heading(runs: Sequence[Run]) -> str:
+    """What the runs have in common."""
+    if len(runs) == 1:
+        return f"{runs[0].name}: {title_of(runs[0].config)}"
+    shared = {title_of(run.config) for run in runs}
+    if len(shared) == 1:
+        return shared.pop()
+    return f"{len(runs)} runs on {', '.join(dict.fromkeys(run.config.data.dataset for run in runs))}"
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    """One run."""
+    records, summary = run.rounds, run.summary or {}
+    versions = summary.get("versions")  # the file may be anybody's
+    versions = {"python": summary.get("python")} | versions if isinstance(versions, dict) else {}
+    tested = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    return {
+        "name": run.name,
+        "scheme": run.config.split.scheme,
+        "policy": run.config.policy.policy,
+        "title": title_of(run.config),
+        "folder": str(run.path),
+        "whole_model": run.config.split.scheme == "fl",
+        "finished": run.summary is not None,
+        "planned_rounds": run.config.train.rounds,
+        "accuracy": tested[-1] if tested else None,
+        "best_accuracy": max(tested, default=None),
+        "columns": columns(records),
+        "cuts": segments(records),
+        "kinds": bytes_per_kind(records),
+        "clients": clients_document(run),
+        "measured": measured(records),
+        "gamma_per_cut": list(run.gamma),
+        "config": flat(run.config),
+        "toml": to_toml(run.config),
+        "versions": versions,
+        "wall_seconds": summary.get("wall_seconds"),
+        "recorded_command": summary.get("command"),
+        "command": train_command(run.config),
+        "own": summary.get("own", []),
+    }
+
+
+def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:
+    """One list per quantity, all as long as the run; absent values are None, quantities that never occur are left out.
+
+    ``mb`` (10^6 bytes) and ``seconds`` are sums from the start, the other costs are of the round alone.
+    """
+    sent = [r.bytes / 1e6 for r in records]
+    optional: dict[str, list[Any]] = {
+        "accuracy": [r.test_accuracy for r in records],
+        "test_loss": [r.test_loss for r in records],
+        "gamma": [r.metrics.get("gamma") for r in records],
+        "dropped": [r.metrics.get("dropped_energy") for r in records],
+        "rank": [r.metrics.get("rank") for r in records],
+        "drift": [r.drift for r in records],
+        "wall_s": [sum(parts.values()) if parts else None for parts in (r.wall_s for r in records)],
+    }
+    return {
+        "rounds": [r.round for r in records],
+        "mb": list(accumulate(sent)),
+        "seconds": list(accumulate(r.latency_s for r in records)),
+        "loss": [r.loss for r in records],
+        "round_s": [r.latency_s for r in records],
+        "round_mb": sent,
+        **{name: values for name, values in optional.items() if any(value is not None for value in values)},
+    }
+
+
+def segments(records: Sequence[RoundRecord]) -> list[dict[str, int]]:
+    """Stretches of rounds at one cut; ``first`` and ``last`` are positions in the columns."""
+    found = []
+    for cut, group in groupby(range(len(records)), key=lambda k: records[k].cut):
+        stretch = list(group)
+        found.append({"cut": cut, "first": stretch[0], "last": stretch[-1]})
+    return found
+
+
+def bytes_per_kind(records: Sequence[RoundRecord]) -> dict[str, int]:
+    """Bytes on the air of the whole run, per direction and kind; uplink first."""
+    total: Counter[str] = Counter()
+    for record in records:
+        total.update(record.kinds)
+    return dict(sorted(total.items(), key=lambda item: (not item[0].startswith("up."), item[0])))
+
+
+def clients_document(run: Run) -> dict[str, Any]:
+    """Where each client's time went, or why that is not known."""
+    blame = {str(client): {"rounds": n, "part": part} for client, (n, part) in held_up(run.rounds).items()}
+    try:
+        return {"held_up": blame, **asdict(breakdown(run.config, run.rounds))}
+    except SplitcastError as error:
+        return {"held_up": blame, "missing": str(error)}
+
+
+def measured(records: Sequence[RoundRecord]) -> dict[str, Any] | None:
+    """Real sites: mean measured seconds of a round's parts, and how often a site failed. None for a simulation."""
+    timed = [r.wall_s for r in records if r.wall_s]
+    if not timed:
+        return None
+    names = dict.fromkeys(name for parts in timed for name in parts)
+    mean = {name: sum(parts.get(name, 0.0) for parts in timed) / len(timed) for name in names}
+    return {"parts_s": mean, "failures": sum(len(r.failures or {}) for r in records)}
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Every value of a configuration under `section.key`."""
+    return {f"{name}.{key}": value for name, values in asdict(config).items() for key, value in values.items()}
+
+
+def train_command(config: Config) -> str:
+    """The command that trains with this configuration again.
+
+    >>> from splitcast.base.config import with_values
+    >>> train_command(with_values(Config(), scheme="sfl", lr=0.05, charge_migration=False))
+    'splitcast train --scheme sfl --lr 0.05 --no-charge-migration'
+    """
+    words, default = ["splitcast", "train"], leaves(Config())
+    for name, value in leaves(config).items():
+        if value != default[name]:
+            words += _flag(name.replace("_", "-"), value)
+    return shlex.join(words)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", *(str(each) for each in (value if isinstance(value, tuple) else (value,)))]
+
+
+def clean(value: Any) -> Any:
+    """Ready for strict JSON: floats to seven digits, and None where they are not finite.
+
+    >>> clean({"a": (0.123456789, math.nan)})
+    {'a': [0.1234568, None]}
+    """
+    if isinstance(value, dict):
+        return {key: clean(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else None
+    return value

@@ -1,0 +1,35 @@
+"""Every experiment of the paper, and ours beside them: one file per figure, trainings shared between them."""
+
+from collections.abc import Callable
+
+from splitcast.studies.reproduce import (
+    ablation,
+    bandwidth,
+    basis,
+    depth,
+    fig3,
+    fig4,
+    fig5,
+    fig6,
+    fig7,
+    fig8,
+    scalability,
+    settings,
+)
+from splitcast.studies.reproduce.draw import Drawn
+from splitcast.studies.reproduce.study import Study
+
+FIGURES: dict[str, Callable[[Study], Drawn]] = {
+    "fig3": fig3.draw,
+    "fig4": fig4.draw,
+    "fig5": fig5.draw,
+    "fig6": fig6.draw,
+    "fig7": fig7.draw,
+    "fig8": fig8.draw,
+    "scalability": scalability.draw,
+    "settings": settings.draw,
+    "basis": basis.draw,
+    "depth": depth.draw,
+    "bandwidth": bandwidth.draw,
+    "ablation": ablation.draw,
+}

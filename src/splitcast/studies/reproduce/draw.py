@@ -1,0 +1,137 @@
+"""What every figure is made of: rows for the CSV file, a drawing, a caption, and claims beside what came out."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from splitcast.run.records import write_atomically
+from splitcast.studies.compare_figure import COLOURS, DASHES, MARKERS, accuracy_curves
+from splitcast.studies.reproduce.study import Runs
+from splitcast.studies.target import all_reach, to_reach
+
+Verdict = Literal["holds", "holds in order, not in size", "does not hold"]
+Row = Mapping[str, object]
+AXES = {
+    "rounds": "communication rounds",
+    "MB": "data on the air (MB, both directions)",
+    "seconds": "simulated time (s)",
+}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper's section V, and what came of it."""
+
+    paper: str
+    measured: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure that is ready to be saved."""
+
+    caption: str
+    """What the paper's figure shows, and what this one does differently"""
+    rows: Sequence[Row]
+    figure: Figure
+    claims: Sequence[Claim] = ()
+
+    def save(self, path: Path) -> None:
+        """CSV, PNG and SVG."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = io.StringIO()
+        table = csv.DictWriter(text, list(dict.fromkeys(key for row in self.rows for key in row)), lineterminator="\n")
+        table.writeheader()
+        table.writerows({key: _short(value) for key, value in row.items()} for row in self.rows)
+        write_atomically(path.with_suffix(".csv"), text.getvalue().encode())
+        for kind in ("png", "svg"):
+            picture = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else None
+            self.figure.savefig(picture, format=kind, dpi=150, metadata=metadata)
+            write_atomically(path.with_suffix(f".{kind}"), picture.getvalue())
+        plt.close(self.figure)
+
+
+def verdict(order: bool, size: bool = True) -> Verdict:
+    """``order``: the ordinal part is as the paper says; ``size``: so are the figures."""
+    return "does not hold" if not order else "holds" if size else "holds in order, not in size"
+
+
+def panels(count: int, height: float = 4.2) -> tuple[Figure, list[Axes]]:
+    """So many axes side by side."""
+    figure, axes = plt.subplots(1, count, figsize=(6.4 * count if count < 3 else 4.7 * count, height), squeeze=False)
+    figure.set_layout_engine("constrained")
+    return figure, list(axes[0])
+
+
+def line(axis: Axes, k: int, x: Sequence[float], y: Sequence[float], label: str, *, every: int = 1) -> None:
+    """The k-th line of a panel, told apart by colour, dashes and marker."""
+    style: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
+    axis.plot(
+        x, y, label=label, marker=MARKERS[k % len(MARKERS)], markersize=5, markevery=every, linewidth=1.6, **style
+    )
+
+
+def accuracy(axis: Axes, series: Mapping[str, Runs], against: str) -> None:
+    """Test accuracy against rounds, MB or seconds: the mean over seeds, and a band from the worst to the best."""
+    for k, (name, runs) in enumerate(series.items()):
+        curves = [accuracy_curves(records)[against] for records in runs]
+        x = np.mean([curve[0] for curve in curves], axis=0)
+        y = np.array([curve[1] for curve in curves])
+        line(axis, k, x.tolist(), y.mean(0).tolist(), name, every=max(1, len(x) // 8))
+        if len(runs) > 1:
+            axis.fill_between(x, y.min(0), y.max(0), color=COLOURS[k % len(COLOURS)], alpha=0.15, linewidth=0)
+    axis.set_xlabel(AXES[against])
+    axis.set_ylabel("test accuracy (%)")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", fontsize=9)
+
+
+def accuracy_rows(series: Mapping[str, Runs], seeds: Sequence[int]) -> list[Row]:
+    """Every point of such a panel."""
+    rows: list[Row] = []
+    for name, runs in series.items():
+        for seed, records in zip(seeds, runs, strict=True):
+            curves = accuracy_curves(records)
+            for k, percent in enumerate(curves["rounds"][1]):
+                point = {key: curve[0][k] for key, curve in curves.items()}
+                rows.append({"series": name, "seed": seed, **point, "accuracy_percent": percent})
+    return rows
+
+
+def final_accuracy(runs: Runs) -> float:
+    """Test accuracy after the last round in per cent, mean over seeds."""
+    return 100 * float(np.mean([records[-1].test_accuracy or 0.0 for records in runs]))
+
+
+def reached(series: Iterable[Runs]) -> float:
+    """The highest whole per cent that all of these trainings reach, as a fraction."""
+    return all_reach(records for runs in series for records in runs)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What it took to get to an accuracy: means over seeds."""
+
+    rounds: float
+    megabytes: float
+    seconds: float
+
+
+def to_target(runs: Runs, target: float) -> Reach | None:
+    """The first evaluation at or above ``target``; None if some seed never gets there."""
+    found = [spent for records in runs if (spent := to_reach(records, target))]
+    return Reach(*np.mean([astuple(spent) for spent in found], axis=0).tolist()) if len(found) == len(runs) else None
+
+
+def _short(value: object) -> object:
+    return f"{value:.6g}" if isinstance(value, float) else value

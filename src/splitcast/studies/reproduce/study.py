@@ -1,0 +1,132 @@
+"""The trainings behind the figures: each is done once, whichever figures ask for it, and stopped ones go on.
+
+A training is known by its configuration without the number of rounds. Whoever asks for fewer rounds than there are gets
+the first ones; whoever asks for more has it continued.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitcast import data
+from splitcast.base.config import Config, LearnConfig, to_toml, with_values
+from splitcast.cost.cell import Array
+from splitcast.cost.channel import record
+from splitcast.cost.clock import time_rounds
+from splitcast.cutting.policies import fixed_cut
+from splitcast.data import Dataset
+from splitcast.model import build
+from splitcast.model.split import SplitModel
+from splitcast.run.loop import OnRound, resolved, train
+from splitcast.run.records import RoundRecord, RunFolder, write_atomically
+from splitcast.studies.learn import learn_policy
+from splitcast.studies.plan import SHAPES, scenario_of
+
+Runs = list[list[RoundRecord]]
+"""One training per seed."""
+Watch = Callable[[str, Config], OnRound | None]
+
+
+@dataclass(frozen=True)
+class Study:
+    """What all figures of one reproduction share."""
+
+    base: Config
+    """What every training has, unless its figure says otherwise"""
+    seeds: tuple[int, ...]
+    out: Path
+    full: bool
+    target: float | None = None
+    """Accuracy for "to target" columns; None is the highest whole per cent that all reach"""
+    episode: int = 100
+    """Rounds of an episode of Fig. 7"""
+    watch: Watch = field(default=lambda name, config: None)
+
+    @property
+    def long_rounds(self) -> int:
+        """Rounds of trainings that are to reach an accuracy; a quick study cannot afford more than the usual."""
+        return self.base.train.rounds * (2 if self.full else 1)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set, read once."""
+        return data.load(self.base.data.dataset)
+
+    def config(self, **values: Any) -> Config:
+        """The base with some values changed."""
+        return with_values(self.base, **values)
+
+    def runs(self, **values: Any) -> Runs:
+        """The training with these values, for every seed."""
+        return [self.run(seed=seed, **values) for seed in self.seeds]
+
+    def run(self, **values: Any) -> list[RoundRecord]:
+        """One training: read it, continue it, or do it."""
+        config = self.config(**values)
+        rounds, name = config.train.rounds, name_of(config)
+        folder = RunFolder(self.out / "runs" / name)
+        done = folder.config().train.rounds if folder.config_file.is_file() else 0
+        config = with_values(config, rounds=max(rounds, done))
+        if done < rounds or not folder.summary_file.is_file():
+            train(config, folder.path, resume=done > 0, on_round=self.watch(name, config), dataset=self.dataset)
+        return folder.rounds()[:rounds]
+
+    def learned(self, config: Config) -> tuple[Path, dict[str, Any]]:
+        """The file of a cut policy that Algorithm 1 learned for a configuration, and how it went."""
+        file = self.out / "policies" / f"{name_of(config)}-{config.train.rounds}.safetensors"
+        facts = file.with_suffix(".json")
+        if not facts.is_file():
+            found = learn_policy(config, LearnConfig())
+            file.parent.mkdir(parents=True, exist_ok=True)
+            found.agent.save(file)
+            write_atomically(facts, (json.dumps(found.as_json()) + "\n").encode())
+        return file, json.loads(facts.read_text(encoding="utf-8"))
+
+
+def name_of(config: Config) -> str:
+    """A folder name: what a person looks for, and a digest of all that is not as usual, but for the number of rounds.
+
+    >>> name_of(Config()) == name_of(with_values(Config(), rounds=7))
+    True
+    >>> name_of(with_values(Config(), scheme="psl", lr=0.05)).rpartition("-")[0]
+    'mnist-mini-psl-cut1-seed0'
+    """
+    fixed = fixed_cut(config.policy.policy, config.split.cut)
+    if fixed is not None:  # other policies know how long the training is
+        config = with_values(resolved(config), rounds=Config().train.rounds)
+    usual = set(to_toml(Config()).splitlines())
+    unusual = "\n".join(line for line in to_toml(config).splitlines() if line not in usual)
+    digest = hashlib.blake2b(unusual.encode(), digest_size=5).hexdigest()
+    where = config.policy.policy.partition(":")[0] if fixed is None else f"cut{fixed}"
+    return f"{config.data.dataset}-{config.split.scheme}-{where}-seed{config.train.seed}-{digest}"
+
+
+def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool = False) -> Array:
+    """Simulated seconds of rounds 1..T at these cuts in the cell of ``config``, without training; moves are free.
+
+    With ``computing_only`` nothing needs time on the air.
+    """
+    scenario = scenario_of(config, _model(config.model.arch, config.data.dataset))
+    gains = record(scenario.channel, len(cuts)).gains
+    placements = [scenario.place(cut) for cut in cuts]
+    rounds = [(place, scenario.scheme.at(place).syncs(t)) for t, place in enumerate(placements, 1)]
+    kinds = list(dict.fromkeys(rounds))
+    stages = [scenario.stages(place, rounds.index((place, syncs)) + 1) for place, syncs in kinds]
+    if computing_only:
+        stages = [
+            [replace(stage, uplink_bits=0, broadcast_bits=0, unicast_bits=0) for stage in each] for each in stages
+        ]
+    seconds = np.stack([timed.seconds for timed in time_rounds(stages, scenario.cell, gains, scenario.allocator)])
+    return seconds[[kinds.index(kind) for kind in rounds], np.arange(len(cuts))]
+
+
+@cache
+def _model(arch: str, dataset: str) -> SplitModel:
+    """Its weights do not matter for the time that a round takes."""
+    return build(arch, *SHAPES[dataset], seed=0)

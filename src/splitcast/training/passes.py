@@ -1,0 +1,77 @@
+"""A pass through some blocks, with one copy of the weights or one per client, and its graph.
+
+Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass; with stacked copies
+`torch.func.vmap` runs them together.
+"""
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from splitcast.model.split import Params, SplitModel
+from splitcast.training.factored import FactoredLinear, Factors
+from splitcast.training.optimiser import Optimiser
+from splitcast.training.placement import Segment
+from splitcast.training.runtime import Runtime
+from splitcast.training.weights import Weights
+
+
+class Pass:
+    """A segment on x (k, b, ...), for ``rows`` of stacked weights."""
+
+    def __init__(
+        self, model: SplitModel, segment: Segment, weights: Weights, rows: slice, x: Tensor, runtime: Runtime
+    ) -> None:
+        self.weights, self.rows, self.x = weights, rows, x
+        stacked = weights.stacked
+        self.leaves: Params = {
+            k: (v[rows] if stacked else v).detach().requires_grad_()
+            for k, v in weights.params.items()
+            if segment.holds(k)
+        }
+        self.linear = FactoredLinear(self.leaves)
+        fixed = weights.slots.get("frozen", {})
+
+        def run(leaves: Params, xs: Tensor) -> Tensor:
+            return model.forward(leaves | fixed if fixed else leaves, xs, segment.start, segment.stop)
+
+        with runtime.arithmetic():
+            if stacked:
+                with self.linear:
+                    self.output: Tensor = vmap(run, randomness="different")(self.leaves, x)
+            else:
+                flat = run(self.leaves, x.flatten(0, 1))
+                self.output = flat.view(*x.shape[:2], *flat.shape[1:])
+
+    def backward(self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0) -> Tensor | None:
+        """Pull a gradient at the output back: stacked copies step at once, one copy gathers ``scale`` times it.
+
+        Returns the gradient at the input if the input asks for one.
+        """
+        if not self.output.requires_grad:
+            return None
+        wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
+        grads = self.linear.gradients(self.output, grad, wrt)
+        at_input = grads.pop("input", None)
+        if self.weights.stacked:
+            self.weights.step_rows(optimiser, grads, self.rows)
+        else:
+            self.weights.accumulate(grads, scale)
+        assert not isinstance(at_input, Factors)
+        return at_input
+
+
+def saved_bytes(model: SplitModel) -> int:
+    """Bytes autograd keeps per sample for a pass through the whole model."""
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    params = {k: v.requires_grad_() for k, v in model.initial().items()}
+    own = {p.untyped_storage().data_ptr() for p in params.values()}
+    x = torch.zeros(1, *model.input_shape, device="cpu")
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.forward(params, x, 0, model.depth)
+    return sum(size for storage, size in seen.items() if storage not in own) or 1

@@ -1,0 +1,71 @@
+"""Who holds which blocks: a sequence of segments, in the order in which a sample passes them.
+
+Split learning has two, clients then server; FedAvg has one; with labels at home there are three, and the last is the
+clients' again. Clients of equal placements form a cohort and run together.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from splitcast.base.errors import SplitcastError
+from splitcast.model.split import block_of
+
+Side = Literal["client", "server"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Blocks start+1..stop on one side."""
+
+    side: Side
+    start: int
+    stop: int
+
+    def holds(self, name: str) -> bool:
+        """Whether a parameter belongs to these blocks."""
+        return self.start <= block_of(name) < self.stop
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Segments that cover all V blocks.
+
+    >>> placed = Placement.split(2, depth=5)
+    >>> placed.cut, placed.depth, placed.side("1.weight"), placed.side("2.weight")
+    (2, 5, 'client', 'server')
+    """
+
+    segments: tuple[Segment, ...]
+
+    def __post_init__(self) -> None:
+        at = 0
+        for segment in self.segments:
+            if segment.start != at or segment.stop < segment.start:
+                raise SplitcastError(f"placement: segments must follow each other, got {self.segments}")
+            at = segment.stop
+
+    @staticmethod
+    def split(cut: int, depth: int) -> "Placement":
+        """Blocks 1..v on the clients, v+1..V on the server."""
+        if not 1 <= cut < depth:
+            raise SplitcastError(f"cut: {cut} is not legal; choose 1..{depth - 1}")
+        return Placement((Segment("client", 0, cut), Segment("server", cut, depth)))
+
+    @staticmethod
+    def whole(depth: int) -> "Placement":
+        """All blocks on the clients."""
+        return Placement((Segment("client", 0, depth),))
+
+    @property
+    def depth(self) -> int:
+        """V"""
+        return self.segments[-1].stop
+
+    @property
+    def cut(self) -> int:
+        """v: where a sample first leaves the client; V if it never does."""
+        return self.segments[0].stop
+
+    def side(self, name: str) -> Side:
+        """Who holds a parameter."""
+        return next(segment.side for segment in self.segments if segment.holds(name))

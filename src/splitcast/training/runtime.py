@@ -1,0 +1,55 @@
+"""Where arithmetic happens, and in which numbers."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from splitcast.base.config import TrainConfig
+from splitcast.base.errors import SplitcastError, one_of
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Runtime(NamedTuple):
+    """Device, type of the weights, and the type of the arithmetic where it is another."""
+
+    device: torch.device = torch.device("cpu")
+    dtype: torch.dtype = torch.float32
+    autocast: torch.dtype | None = None
+
+    @staticmethod
+    def of(train: TrainConfig) -> "Runtime":
+        """What a configuration asks for.
+
+        >>> Runtime.of(TrainConfig(dtype="float64")).dtype
+        torch.float64
+        """
+        dtype = DTYPES[one_of("dtype", train.dtype, DTYPES)]
+        try:
+            device = torch.device(train.device)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise SplitcastError(f"device: {train.device!r} cannot be used here ({reason}); choose cpu") from None
+        return Runtime(device, dtype)
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Around every pass."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
+
+    def fork_rng(self) -> AbstractContextManager[Any]:
+        """Random numbers drawn inside leave those outside as they were."""
+        return torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else [])
+
+    def rng_state(self) -> Tensor:
+        """From where random layers draw."""
+        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else torch.get_rng_state()
+
+    def set_rng_state(self, state: Tensor) -> None:
+        """Draw from there again."""
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state, self.device)
+        else:
+            torch.set_rng_state(state)

@@ -1,0 +1,196 @@
+"""Weights of one side of a model: what is trained, what is frozen, buffers, and the optimiser's state.
+
+Each of these is a slot, a dictionary of tensors by parameter name. What can be done to weights (take, put, average,
+move, count) is written once, over all slots.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splitcast.model.split import Params, block_of
+from splitcast.training.factored import Factors, Gradient
+from splitcast.training.optimiser import Optimiser
+
+TRAINED = "trained"
+FROZEN = "frozen"
+"""The same for all clients for ever: never stacked, averaged or sent with the others."""
+STATE = "opt/"
+"""Slots of the optimiser begin so."""
+
+Slots = dict[str, Params]
+
+
+@dataclass
+class Weights:
+    """One copy that serves all clients, or, ``stacked``, one copy per client in a leading dimension.
+
+    One copy gathers the weighted gradients of all clients in ``pending`` until `step`; stacked copies step at once.
+    """
+
+    slots: Slots
+    stacked: bool = False
+    pending: Params = field(default_factory=dict)
+
+    @staticmethod
+    def start(params: Params, optimiser: Optimiser) -> "Weights":
+        """Initial parameters with the optimiser's state."""
+        state = {STATE + name: slot for name, slot in optimiser.init(params).items()}
+        return Weights({TRAINED: params, **state})
+
+    @property
+    def params(self) -> Params:
+        """What is trained."""
+        return self.slots[TRAINED]
+
+    def all_params(self) -> Params:
+        """What a pass needs, frozen parameters included."""
+        frozen = self.slots.get(FROZEN)
+        return self.params | frozen if frozen else self.params
+
+    @property
+    def copies(self) -> int:
+        """Number of copies; 0 when one serves all."""
+        return len(next(iter(self.params.values()), ())) if self.stacked else 0
+
+    def travelling(self) -> int:
+        """Values of one copy that are sent when weights are exchanged: all but the frozen."""
+        values = sum(v.numel() for slot, values in self._moving() for v in values.values())
+        return values // max(1, self.copies)
+
+    # gradients
+
+    def accumulate(self, grads: Mapping[str, Gradient], scale: float = 1.0) -> None:
+        """Add ``scale`` times a gradient to that of the one copy."""
+        for name, g in grads.items():
+            assert isinstance(g, Tensor)  # only stacked layers leave factors
+            if name in self.pending:
+                self.pending[name].add_(g, alpha=scale)
+            else:
+                self.pending[name] = g.mul_(scale) if scale != 1 else g
+
+    def step(self, optimiser: Optimiser) -> None:
+        """Step along the gathered gradient."""
+        if self.pending:
+            self._step(optimiser, self.pending, lambda v: v.data)
+            self.pending = {}
+
+    def step_rows(self, optimiser: Optimiser, grads: Mapping[str, Gradient], rows: slice) -> None:
+        """Step some of the stacked copies, each along its own gradient."""
+        # `.data` has a version counter of its own: other clients' graphs on the same storage stay valid
+        self._step(optimiser, grads, lambda v: v.data[rows])
+
+    def _step(self, optimiser: Optimiser, grads: Mapping[str, Gradient], part: Callable[[Tensor], Tensor]) -> None:
+        if not optimiser.linear:
+            grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
+        state = {
+            slot.removeprefix(STATE): {k: part(values[k]) for k in grads}
+            for slot, values in self.slots.items()
+            if slot.startswith(STATE)
+        }
+        optimiser.step({k: part(self.params[k]) for k in grads}, state, grads)
+
+    # copies
+
+    def stack(self, copies: int) -> "Weights":
+        """One copy per client."""
+        return self._map(lambda v: v.expand(copies, *v.shape).clone(), stacked=True)
+
+    def take(self, clients: Tensor | slice) -> "Weights":
+        """The copies of some clients: views for a slice, else copies."""
+        return self._map(lambda v: v[clients], stacked=True)
+
+    def put(self, clients: Tensor, other: "Weights") -> None:
+        """Write the copies of some clients back."""
+        for slot, values in other._moving():
+            for name, value in values.items():
+                self.slots[slot][name][clients] = value
+
+    def mean(self, weights: Tensor) -> "Weights":
+        """sum_n weights_n w^n as one copy; one copy is its own average."""
+        return (
+            self._map(lambda v: torch.tensordot(weights.to(v.dtype), v, dims=1), stacked=False)
+            if self.stacked
+            else self
+        )
+
+    def plus(self, other: "Weights | None") -> "Weights":
+        """One copy with another one added in place."""
+        if other:
+            for slot, values in other._moving():
+                for name, value in values.items():
+                    self.slots[slot][name].add_(value)
+        return self
+
+    @staticmethod
+    def stacked_of(ones: Iterable["Weights"]) -> "Weights":
+        """Single copies as stacked ones."""
+        first, *rest = ones
+        if not rest:
+            return first._map(lambda v: v[None].clone(), stacked=True)
+        each = [first, *rest]
+        slots = {
+            slot: {name: torch.stack([one.slots[slot][name] for one in each]) for name in values}
+            for slot, values in first._moving()
+        }
+        return Weights(first._still() | slots, stacked=True)
+
+    def drift(self, weights: Tensor) -> float:
+        """Mean over clients of the distance ||w^n - mean|| of trained weights from their average."""
+        if not self.stacked or not self.params:
+            return 0.0
+        squares = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
+        columns = max(1, 2**18 // len(weights))
+        for value in self.params.values():
+            for part in torch.split(value.flatten(1), columns, dim=1):  # cache-sized, so memory is read once
+                squares += torch.linalg.vector_norm(part - weights @ part, dim=1).double().square()
+        return float(squares.sqrt().mean())
+
+    # parts of the model
+
+    def only(self, keep: Callable[[str], bool]) -> "Weights":
+        """The parameters whose names are kept, by reference."""
+        slots = {s: {k: v for k, v in values.items() if keep(k)} for s, values in self.slots.items()}
+        return Weights(slots, self.stacked)
+
+    def drop(self, gone: Callable[[str], bool]) -> None:
+        """Forget some parameters."""
+        self.slots = {s: {k: v for k, v in values.items() if not gone(k)} for s, values in self.slots.items()}
+
+    def adopt(self, other: "Weights") -> None:
+        """Add the parameters of other weights, in the model's order: sums over names depend on it."""
+        for slot, values in other.slots.items():
+            joined = self.slots.get(slot, {}) | values
+            self.slots[slot] = dict(sorted(joined.items(), key=lambda item: block_of(item[0])))
+
+    # on the wire and on disk
+
+    def flat(self, names: Sequence[str]) -> Tensor:
+        """Some parameters of one copy, slot after slot, as one vector."""
+        values = [slot[name].detach().flatten() for _, slot in self._moving() for name in names]
+        return torch.cat(values) if values else torch.empty(0, device="cpu")
+
+    @staticmethod
+    def unflat(values: Tensor, names: Sequence[str], like: "Weights") -> "Weights":
+        """The inverse of `flat` for weights of the slots and shapes of ``like``."""
+        slots: Slots = {}
+        at = 0
+        for slot, shapes in like._moving():
+            slots[slot] = {}
+            for name in names:
+                count = shapes[name].numel()
+                slots[slot][name] = values[at : at + count].view(shapes[name].shape).clone()
+                at += count
+        return Weights(slots)
+
+    def _moving(self) -> list[tuple[str, Params]]:
+        return [(slot, values) for slot, values in self.slots.items() if slot != FROZEN]
+
+    def _still(self) -> Slots:
+        return {slot: values for slot, values in self.slots.items() if slot == FROZEN}
+
+    def _map(self, change: Callable[[Tensor], Tensor], *, stacked: bool) -> "Weights":
+        slots = {slot: {k: change(v) for k, v in values.items()} for slot, values in self._moving()}
+        return Weights(slots | self._still(), stacked)
