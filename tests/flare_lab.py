@@ -1,13 +1,19 @@
-"""What runs inside FLARE for `test_deploy.py`: every scheme in one job, and a site that lies."""
+"""What runs inside FLARE for `test_deploy.py`: every scheme in one job, a site that lies, and attackers."""
 
 import json
+import math
+import tempfile
 from pathlib import Path
 
+import torch
 from nvflare.collab import collab
+from torch import nn
 
-from splitcast.base.config import from_toml, with_values
+from splitcast.base.config import from_toml, to_toml, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.bench.flare_job import loopback_bytes
 from splitcast.deploy.job import Client, Trainer
-from splitcast.remote.flare import for_the_server
+from splitcast.remote.flare import FlareTransport, for_the_server
 from splitcast.remote.site import Site
 from splitcast.run.records import RunFolder
 
@@ -59,3 +65,100 @@ class Liar(Client):
             case "truncated":
                 message["data"] = message["data"][:100]
         return answer | {"messages": [message, *others]}
+
+
+# for test_deploy_attacks.py
+
+HUGE = 200 * 2**20
+INTRUSION, FLOOD, LURE = 2, 6, 7
+"""Rounds in which site-2 calls its neighbour, sends far too much, and sends a reference to as much."""
+NAMES = ["arch", "task", "scheme", "uplink_codec", "optimizer", "dataset"]
+"""What of a configuration can be module:function on a site."""
+
+
+def small(input_shape, classes):
+    """A model of the user's own, which kits allow by name."""
+    sides = math.prod(input_shape)
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(sides, 16)), nn.ReLU(), nn.Linear(16, classes))
+
+
+def touch():
+    """What no job may call: it leaves a file behind."""
+    (Path(tempfile.gettempdir()) / "splitcast-was-here").touch()
+
+
+class Attacked(Trainer):
+    """A server that first asks for what sites must refuse, then trains, with an intruder among the sites."""
+
+    @collab.main
+    def main(self):
+        self.prepare()
+        config, root, found = from_toml(self.config), Path(self.folder), {}
+        calls = FlareTransport({site.name: site for site in collab.clients}, 10.0)
+        about = {"run": "hostile", "client": 0, "input_shape": [1, 28, 28], "classes": 10}
+        for name in NAMES:
+            hostile = to_toml(with_values(config, **{name: "cProfile:run"}))
+            reply = calls.call("join", {"site-1": about | {"config": hostile}})["site-1"]
+            found[name] = [reply.answer is None, reply.reason, reply.said]
+        everyone = self.sites
+        try:  # one more site than there is
+            self.sites, self.to_start = [*everyone, "site-9"], len(everyone) + 1
+            self.train(with_values(config, clients=len(everyone) + 1), RunFolder(root / "few"))
+        except SplitcastError as error:
+            found["few"] = str(error)
+        self.sites, self.to_start, self.crossed = everyone, len(everyone), {}
+        folder = RunFolder(root / "run")
+        folder.create(config)
+        self.train(config, folder)
+        (root / "done.json").write_text(json.dumps(found | {"crossed": self.crossed}))
+
+    def federation(self, config, dataset):
+        made = super().federation(config, dataset)
+        call = made.sites.transport.call
+
+        def counted(method, requests):
+            before = loopback_bytes()
+            replies = call(method, requests)
+            if method == "begin":
+                self.crossed[str(made.sites.round)] = loopback_bytes() - before
+            return replies
+
+        made.sites.transport.call = counted
+        return made
+
+
+class Intruder(Client):
+    """Calls the other site as if it were the server, and later sends 200 MB in two ways, if it is site-2."""
+
+    @for_the_server
+    def begin(self, cut, round_, turn, messages):
+        answer = Site.begin(self, cut, round_, turn, messages)
+        if self.client == 1 and round_ == INTRUSION:
+            self.intrude(cut)
+        if self.client == 1 and round_ == FLOOD:
+            smashed, *others = answer["messages"]
+            return answer | {"messages": [smashed | {"data": bytes(HUGE)}, *others]}
+        if self.client == 1 and round_ == LURE:
+            return answer | {"messages": [torch.zeros(HUGE // 4)]}  # FLARE's receiver fetches it in parts
+        return answer
+
+    def prepare(self):
+        if collab.site_name != "site-2":  # an attacker keeps to nothing
+            super().prepare()
+
+    def intrude(self, cut):
+        about = {"config": to_toml(self.config), "run": "mine", "client": 0, "input_shape": [1, 28, 28], "classes": 10}
+        calls = {
+            "join": about,
+            "hand_in": {},
+            "begin": {"cut": cut, "round_": 99, "turn": 0, "messages": []},
+            "restore": {"cut": cut, "round_": 0},
+            "keep": {"round_": 7},
+            "adopt": {"cut": cut, "half": {}},
+            "proceed": {"round_": 2, "turn": 1, "messages": []},
+            "move": {"cut": cut, "new_cut": 1, "blocks": None, "upload": True},
+        }
+        line = FlareTransport(dict(enumerate(collab.other_clients)), 5.0)
+        replies = {method: line.call(method, {0: request})[0] for method, request in calls.items()}
+        found = {method: [reply.answer is None, reply.reason] for method, reply in replies.items()}
+        (self._kit() / "intrusion.json").write_text(json.dumps(found))

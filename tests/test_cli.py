@@ -305,7 +305,8 @@ def test_the_set_of_training_options_is_guarded():
         ["aggregate"],
         ["rank", "drop"],
         [
-            *("rounds", "batch", "local_steps", "lr", "optimizer", "momentum", "participation", "dropout"),
+            *("rounds", "batch", "local_steps", "lr", "optimizer", "momentum", "weight_decay", "schedule", "warmup"),
+            *("clip_norm", "participation", "dropout"),
             *("eval_every", "checkpoint_every", "seed", "dtype", "device"),
         ],
     ]

@@ -250,3 +250,26 @@ def test_a_record_says_what_the_basis_dropped(tmp_path):
         assert found["rank"] == 1 and 0 < found["dropped_energy"] < 1 and found["gamma"] > 0
     (plain,) = RunFolder(tmp_path / "sfl").rounds()
     assert plain.metrics == {}
+
+
+def test_the_second_of_two_writers_is_refused_in_one_line(tmp_path):
+    config = with_values(QUICK, rounds=4)
+    other: list[str] = []
+
+    def resume_meanwhile(record):
+        if record.round == 2:
+            with pytest.raises(SplitcastError) as refused:
+                train(config, tmp_path / "run", resume=True)
+            other.append(str(refused.value))
+
+    whole = train(config, tmp_path / "run", on_round=resume_meanwhile)
+    assert "is being written by process" in other[0] and "\n" not in other[0]
+    assert RunFolder(tmp_path / "run").rounds() == whole.rounds and verify(tmp_path / "run") == []
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path):
+    for values in ({"cut": 9}, {"scheme": "nothing-such"}, {"epsilon": 0.69}, {"workload": "measured"}):
+        with pytest.raises(SplitcastError):
+            train(with_values(QUICK, **values), tmp_path / "run")
+        assert not (tmp_path / "run").exists(), values
+    train(with_values(QUICK, rounds=1), tmp_path / "run")

@@ -165,9 +165,18 @@ class TrainConfig:
     lr: Positive = 0.02
     """Learning rate eta."""
     optimizer: Text = "sgd"
-    """sgd, or module:function of yours made from (lr, momentum)."""
+    """sgd, nesterov, adam, adamw, or module:function of yours made from (lr, momentum). Its state is averaged and moved
+    with the weights, and counted in the bytes."""
     momentum: Probability = 0.0
-    """SGD momentum; its state is averaged and moved with the weights, and counted in the bytes."""
+    """Momentum of sgd and nesterov; of adam and adamw the first beta, 0.9 if 0."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Decay of the weights: added to the gradient; adamw takes it from the weights."""
+    schedule: Text = "constant"
+    """How the rate follows the rounds: constant, cosine (to 0), or step (a tenth at a half, a hundredth at 3/4)."""
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Rounds in which the rate rises to lr."""
+    clip_norm: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    """Longest gradient of a client's half, and of its copy of the server half; 0 is no limit."""
     participation: Fraction = 1.0
     """Fraction of the clients chosen each round."""
     dropout: Probability = 0.0

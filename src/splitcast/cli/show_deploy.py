@@ -72,6 +72,8 @@ def _renew(folder: Path, name: Path | None, *, revoke: bool) -> None:
     refuse_running(folder)
     made = revoke_site(folder, str(name)) if revoke else renew_kits(folder)
     print(f"new certificates in {folder}: {', '.join(made)}; bring each site its new startup folder, old ones are void")
+    if revoke:
+        print(f"{name} is out; take it out of your own deployment file too, or the next init brings it back")
 
 
 def _status(folder: Path, output: Output) -> None:
@@ -148,15 +150,19 @@ def _run(file: Path | None, folder: Path, out: Path | None, resume: Path | None,
     watch = Watch()
     show = watch(config.split.scheme, config)
 
+    def say(text: str) -> None:  # part of it may come from a site: no markup, no control characters
+        printable = "".join(c if c.isprintable() else "?" for c in text)
+        watch.progress.console.print(printable, highlight=False, markup=False, emoji=False)
+
     def on_round(record: RoundRecord) -> None:
         if not output.silent:
             show(record)
             for name, reason in (record.failures or {}).items():
-                watch.progress.console.print(f"round {record.round}: {name}: {reason}", highlight=False)
+                say(f"round {record.round}: {name}: {reason}")
 
     def note(text: str) -> None:
         if not output.silent:
-            watch.progress.console.print(text, highlight=False)
+            say(text)
 
     hint = f"go on with: splitcast deploy run --resume {out} --folder {folder}"
     with _terminable(hint), watch:

@@ -64,6 +64,8 @@ def _floyd(draws: list[int], first: int) -> list[int]:
 
 def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
     """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
+    if train.participation == 1 and not train.dropout:
+        return np.arange(clients)
     rng = stream(train.seed, "participation", t)
     chosen = np.sort(rng.permutation(clients)[: max(1, round(train.participation * clients))])
     luck = rng.random(len(chosen))

@@ -6,6 +6,7 @@ process to all modules that its own kit does not name.
 """
 
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -24,8 +25,9 @@ from splitcast.deploy.sizes import refuse_large_messages
 from splitcast.deploy.store import SiteStore
 from splitcast.model import build
 from splitcast.remote.federation import Federation
-from splitcast.remote.flare import FlareSite, FlareTransport
+from splitcast.remote.flare import FlareSite, FlareTransport, speak_plainly
 from splitcast.remote.sites import Limits, NoSites
+from splitcast.remote.wire import Refused, shown
 from splitcast.run.loop import first_placement, train
 from splitcast.run.records import RunFolder
 
@@ -34,6 +36,7 @@ TROUBLE = "trouble.json"
 TROUBLE_TEXT = 900
 HALVES = "halves"
 """Where a kit keeps the site's halves."""
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 LOCK_S = 60.0
 """How long an earlier job of the run may take to let go of its folder."""
 
@@ -62,6 +65,8 @@ class Trainer:
     def main(self) -> None:
         """Go on from the last checkpoint, or start."""
         folder = RunFolder(Path(self.folder))
+        if not folder.config_file.is_file():  # an operator's word is not enough to write anywhere
+            raise SplitcastError(f"folder: {folder.path} is not a run folder")
         try:
             self.prepare()
             _wait_for(folder)
@@ -75,6 +80,7 @@ class Trainer:
         """Read the server's own word: what it tests with, and what may be imported."""
         local = read_local(Path(collab.workspace.get_root_dir()))
         limit_imports(local.allowed())
+        speak_plainly()
         self.test = local.source
 
     def train(self, config: Config, folder: RunFolder) -> None:
@@ -127,11 +133,23 @@ def _wait_for(folder: RunFolder) -> None:
             time.sleep(0.5)
 
 
+def run_name(run: str) -> str:
+    """The name of a run, which is that of a folder here too.
+
+    >>> run_name("..")
+    Traceback (most recent call last):
+    splitcast.remote.wire.Refused: run: '..' is no name; letters, digits, - and _ are, at most 64
+    """
+    if not RUN.fullmatch(run):
+        raise Refused(f"run: {shown(run)} is no name; letters, digits, - and _ are, at most 64")
+    return run
+
+
 class Client(FlareSite):
     """A site; what it may read and import is in its own kit."""
 
     def __init__(self) -> None:
-        super().__init__(self._read, lambda run: SiteStore(self._kit() / HALVES / Path(run).name))
+        super().__init__(self._read, lambda run: SiteStore(self._kit() / HALVES / run_name(run)))
         self._limited = False
         self._limiting = threading.Lock()
 
@@ -140,6 +158,7 @@ class Client(FlareSite):
         with self._limiting:
             if not self._limited:
                 limit_imports(read_local(self._kit()).allowed())
+                speak_plainly()
                 self._limited = True
 
     def _read(self, config: Config, client: int) -> Rows:

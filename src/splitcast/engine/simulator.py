@@ -3,7 +3,7 @@
 The scheme's program (`schemes.program`) says what happens; here is only how many clients at a time, with which copies
 of the weights. Where the client halves are equal and only their mean gradient matters, one copy serves all; halves
 that are averaged at the end of the round have copies for the round; all others keep theirs. The server has a copy for
-each client while there are several local steps.
+each client while there are several local steps, or the optimiser is not linear.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,8 @@ class Simulator:
     ) -> None:
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
-        self.kit = Kit(model, task, make_optimiser(config.train), self.runtime)
+        self.optimiser = make_optimiser(config.train)
+        self.kit = Kit(model, task, self.optimiser, self.runtime)
         self.x, self.y = x.to(self.runtime.device, self.runtime.dtype), y.to(self.runtime.device)
         self.sizes = np.array([len(part) for part in parts])
         self._rows = np.concatenate(parts)
@@ -69,6 +70,11 @@ class Simulator:
         placement = placement or self._scheme.place(config.split.cut, model.depth)
         self.state = State.start(self.initial(), placement)
         self.sample_bytes = saved_bytes(model)
+
+    @property
+    def copies_server(self) -> bool:
+        """Whether every client needs a copy of the server half: one step along the mean gradient is not enough."""
+        return self.train.local_steps > 1 or not self.optimiser.linear
 
     @property
     def scheme(self) -> Scheme:
@@ -92,6 +98,7 @@ class Simulator:
     def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
         """Run round ``t``, counted from 1."""
         ledger = ledger or Ledger()
+        self.optimiser.begin(t)
         cohort = SimulatedCohort(self, t, participants(self.train, len(self.sizes), t), ledger)
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
@@ -132,7 +139,7 @@ class Simulator:
         stacked = [
             block
             for segment in placement.segments
-            if (stacks_client if segment.side == "client" else self.train.local_steps > 1)
+            if (stacks_client if segment.side == "client" else self.copies_server)
             for block in self.model.blocks[segment.start : segment.stop]
         ]
         activations = self.train.batch * self.sample_bytes
@@ -196,7 +203,7 @@ class SimulatedCohort:
         sim, state, tau = self.sim, server, self.sim.train.local_steps
         clients, optimiser = torch.from_numpy(self.ids), sim.kit.optimiser
         everyone = len(clients) == len(sim.sizes)
-        shared = not state.client.stacked and (sim.identical or (averaged and tau == 1))
+        shared = not state.client.stacked and (sim.identical or (averaged and not sim.copies_server))
         lasting = not shared and (state.client.stacked or not averaged)
         if lasting:
             if not state.client.stacked:
@@ -212,7 +219,7 @@ class SimulatedCohort:
             keep = len(spans) == 1 or len(ids) * sim.train.batch * sim.sample_bytes <= ACTIVATION_BYTES
             group = Group(ids, self.rho[members], spans, keep, self.t)
             client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
-            theirs = state.server if tau == 1 else state.server.stack(len(ids))
+            theirs = state.server.stack(len(ids)) if sim.copies_server else state.server
             party = LocalParty(sim.kit, state.placement, theirs, group, self.ledger)
             yield SimulatedClients(self, client, group, party, alone=len(groups) == 1), party
             self.loss += float(group.loss) / tau

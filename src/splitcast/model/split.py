@@ -155,7 +155,7 @@ class SplitModel:
         return rows
 
     def flops(self, start: int, stop: int) -> tuple[int, int]:
-        """Forward and backward FLOPs per sample of blocks start+1..stop; behind block 1 with the gradient at the input."""
+        """Forward and backward FLOPs per sample of blocks start+1..stop; but for block 1 with the input's gradient."""
         key = (start, stop)
         if key not in self._counted:
             self._counted[key] = self._count_flops(start, stop, start > 0)

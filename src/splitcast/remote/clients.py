@@ -138,7 +138,8 @@ class RemoteCohort:
 
     def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[RemoteClients, RemoteServer]]:
         state = self.halves.state
-        copies = state.server.stack(len(self.clients.ids)) if self.train.local_steps > 1 else state.server
+        several = self.train.local_steps > 1 or not self.kit.optimiser.linear
+        copies = state.server.stack(len(self.clients.ids)) if several else state.server
         party = RemoteServer(self.clients, copies)
         yield self.clients, party
         if party.weights.stacked:

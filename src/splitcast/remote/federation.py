@@ -53,7 +53,8 @@ class Federation:
         refuse_what_cannot_travel(config, len(names))
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
-        self.kit = Kit(model, self.task, make_optimiser(config.train), Runtime.of(config.train))
+        self.optimiser = make_optimiser(config.train)
+        self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
         self._scheme = make_scheme(config)
         placement = placement or self._scheme.place(config.split.cut, model.depth)
         self._absent = list(absent)
@@ -90,6 +91,7 @@ class Federation:
 
     def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
         ledger = ledger or Ledger()
+        self.optimiser.begin(t)
         self.sites.round = t
         self._rejoin()
         if self._scheme.clients_keep_halves:

@@ -7,11 +7,16 @@ the bytes of `remote.wire`. Clients are long-lived processes, so a program that 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
+from importlib import import_module
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import torch
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Reply, Request
@@ -19,6 +24,7 @@ from splitcast.remote.wire import Refused, shown
 
 SERVER = "server"
 """What FLARE calls the server of a job. It knows callers by their certificates, whatever they say themselves."""
+MOST_TEXT = 10_000
 
 
 class FlareTransport:
@@ -51,7 +57,35 @@ def _one_line(error: CollabCallError) -> str:
     text = str(error.cause).strip() or error.cause_type
     for name in ("Refused", "SplitcastError"):
         text = text.removeprefix(f"{name}: ")
-    return "unreachable" if "target_unreachable" in text else " ".join(text.split())[:300]
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text[:MOST_TEXT].split()))
+    return "unreachable" if "target_unreachable" in text else text[:300]
+
+
+class _Unknown(fobs.Decomposer):  # type: ignore[misc]
+    """Stands for a type that is not spoken here."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def supported_type(self) -> type:
+        return self.kind
+
+    def decompose(self, target: Any, manager: Any = None) -> Any:
+        raise Refused(f"message: holds a {self.kind.__name__}, which is not a plain value")
+
+    def recompose(self, data: Any, manager: Any = None) -> Any:
+        raise Refused(f"message: holds a {self.kind.__name__}, which is not a plain value")
+
+
+def speak_plainly() -> None:
+    """Unlearn the types that FLARE sends as a reference and fetches from the sender: no limit of a message's size holds
+    for them. The protocol has dictionaries, lists, numbers, texts and bytes."""
+    registry = import_module("nvflare.fuel.utils.fobs.fobs")
+    for kind in (np.ndarray, torch.Tensor):
+        registry._decomposers[registry.get_class_name(kind)] = _Unknown(kind)
+    for dot, handler in list(registry._dot_handlers.items()):
+        if isinstance(handler, ViaDownloaderDecomposer):
+            del registry._dot_handlers[dot]
 
 
 def for_the_server(call: Callable[..., Any]) -> Any:

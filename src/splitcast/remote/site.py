@@ -118,7 +118,8 @@ class Site:
             raise Refused(f"data: label {int(self.y.max())} here is not below {classes}, the number of classes")
         self.model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
         self.scheme, self.runtime = make_scheme(made), Runtime.of(made.train)
-        self.kit = Kit(self.model, make_task(made.model.task, classes), make_optimiser(made.train), self.runtime)
+        self.optimiser = make_optimiser(made.train)
+        self.kit = Kit(self.model, make_task(made.model.task, classes), self.optimiser, self.runtime)
         self.like = Weights.start(self.model.initial(), self.kit.optimiser)
         self.weights, self.placement = self.like.only(lambda name: False), self.scheme.place(1, self.model.depth)
         self.holds = False
@@ -167,6 +168,7 @@ class Site:
         if self._dialogue is not None and (round_, turn) == self._answered[:2]:
             return self._answered[2]
         self.leave()
+        self.optimiser.begin(round_)
         self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
         cohort = SiteCohort(self, self.group)
         self._dialogue = Dialogue(

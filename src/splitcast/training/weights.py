@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitcast.model.split import Params, block_of
 from splitcast.training.factored import Factors, Gradient
-from splitcast.training.optimiser import Optimiser
+from splitcast.training.optimiser import Optimiser, clipped
 
 TRAINED = "trained"
 FROZEN = "frozen"
@@ -83,7 +83,9 @@ class Weights:
         self._step(optimiser, grads, lambda v: v.data[rows])
 
     def _step(self, optimiser: Optimiser, grads: Mapping[str, Gradient], part: Callable[[Tensor], Tensor]) -> None:
-        if not optimiser.linear:
+        if norm := getattr(optimiser, "clip_norm", 0.0):
+            grads = clipped(grads, norm, stacked=self.stacked)
+        elif not optimiser.linear:
             grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
         state = {
             slot.removeprefix(STATE): {k: part(values[k]) for k in grads}

@@ -8,6 +8,7 @@ again, and trusted only if they take as long as the record says.
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,10 @@ from splitcast.data.batches import participants
 from splitcast.run.records import RoundRecord
 from splitcast.schemes.messages import Event, Ledger, Message
 from splitcast.studies.plan import scenario_of
+from splitcast.training.placement import Placement
 
+MOST = 20_000
+"""Rounds of a long run that are timed again, evenly spaced."""
 TOLERANCE = 0.01
 """Rounds that differ more than this from the record, relatively, are not the ones that were run."""
 
@@ -35,14 +39,28 @@ class Breakdown:
     """compute, uplink, server, downlink, backward; then waiting (for others, while taking part) and absent"""
     mismatch: float
     """greatest relative difference of a round's seconds from the record"""
+    rounds: int
+    """so many were timed again"""
 
 
 def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     """Time the recorded rounds again. A `SplitcastError` says why they cannot be."""
+    records = records[:: -(-len(records) // MOST)]
     scenario = scenario_of(config)
+    placements = {placement.cut: placement for placement in scenario.placements()}
     alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
+    train, everyone = config.train, scenario.cell.clients
+    known: dict[Any, tuple[Stage, ...]] = {}
     for record in records:
-        alike[tuple(_stages(scenario, record))].append(record)
+        clients = participants(train, everyone, record.round)
+        placement = placements.get(record.cut)
+        if placement is None:
+            raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
+        syncs = scenario.scheme.at(placement).syncs(record.round)
+        sent = (record.cut, syncs, clients.tobytes(), *sorted(record.kinds.items()))
+        if sent not in known:
+            known[sent] = tuple(_stages(scenario, placement, record, clients.tolist()))
+        alike[known[sent]].append(record)
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
     mismatch = 0.0
     for stages, rounds in alike.items():
@@ -61,7 +79,7 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         working = {n for stage in stages if stage.uplink_bits and stage.name != "re-cut" for n in stage.clients}
         total += _with_rest(busy, float(timed.seconds.sum()), working)
     mean = total.T / len(records)  # (7, N)
-    return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch)
+    return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch, len(records))
 
 
 def held_up(records: Sequence[RoundRecord]) -> dict[int, tuple[int, str]]:
@@ -80,13 +98,8 @@ def _with_rest(busy: Array, seconds: float, present: set[int]) -> Array:
     return busy
 
 
-def _stages(scenario: Scenario, record: RoundRecord) -> list[Stage]:
-    train, everyone = scenario.config.train, scenario.cell.clients
-    placement = next((p for p in scenario.placements() if p.cut == record.cut), None)
-    if placement is None:
-        raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
-    clients = participants(train, everyone, record.round).tolist()
-    moved = Ledger()
+def _stages(scenario: Scenario, placement: Placement, record: RoundRecord, clients: list[int]) -> list[Stage]:
+    moved, everyone = Ledger(), scenario.cell.clients
     moved.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
     moved.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))
     planned = scenario.dry(placement, record.round, clients)

@@ -343,7 +343,7 @@ function drawClients() {
   const story = worst ? `Client ${worst[0]} held up ${worst[1].rounds} of ${run.columns.rounds.length} rounds, mostly with ${worst[1].part}. ` : "";
   const known = Boolean(found.parts_s);
   view.note.textContent = story + (known
-    ? `Mean round, every client; worked out again from the configuration, ${found.mismatch < 1e-9 ? "exactly as recorded" : `within ${number(100 * found.mismatch, 2)} % of the record`}.`
+    ? `Mean round, every client${found.rounds < run.columns.rounds.length ? `, over ${found.rounds} rounds evenly spaced` : ""}; worked out again from the configuration, ${found.mismatch < 1e-9 ? "exactly as recorded" : `within ${number(100 * found.mismatch, 2)} % of the record`}.`
     : `The time of the other clients is not known: ${found.missing}.`);
   if (run.measured) {
     const parts = Object.entries(run.measured.parts_s).map(([part, seconds]) => `${part} ${number(seconds)} s`).join(", ");
