@@ -2,11 +2,13 @@
 
 import json
 import math
+import resource
 import tempfile
 from pathlib import Path
 
 import torch
 from nvflare.collab import collab
+from nvflare.fuel.f3.streaming import blob_streamer
 from torch import nn
 
 from splitcast.base.config import from_toml, to_toml, with_values
@@ -47,8 +49,8 @@ class Liar(Client):
     """Lies about its smashed data if it is site-2 and the run is the one with seed 1."""
 
     @for_the_server
-    def begin(self, cut, round_, turn, messages):
-        answer = Site.begin(self, cut, round_, turn, messages)
+    def begin(self, call, cut, round_, turn, messages):
+        answer = Site.begin(self, call=call, cut=cut, round_=round_, turn=turn, messages=messages)
         if self.config.train.seed != 1 or self.client != 1 or round_ > len(LIES):
             return answer
         smashed, *others = answer["messages"]
@@ -87,6 +89,23 @@ def touch():
     (Path(tempfile.gettempdir()) / "splitcast-was-here").touch()
 
 
+def peak_bytes():
+    """The most memory that this process ever had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def watch_refusals():
+    """Sizes of streams that FLARE refuses in this process for what they declare, before it makes a buffer."""
+    sizes, refuse = [], blob_streamer._make_blob_size_error
+
+    def noted(size, limit):
+        sizes.append(size)
+        return refuse(size, limit)
+
+    blob_streamer._make_blob_size_error = noted
+    return sizes
+
+
 class Attacked(Trainer):
     """A server that first asks for what sites must refuse, then trains, with an intruder among the sites."""
 
@@ -94,11 +113,12 @@ class Attacked(Trainer):
     def main(self):
         self.prepare()
         config, root, found = from_toml(self.config), Path(self.folder), {}
+        self.crossed, self.grown, declared = {}, {}, watch_refusals()
         calls = FlareTransport({site.name: site for site in collab.clients}, 10.0)
         about = {"run": "hostile", "client": 0, "input_shape": [1, 28, 28], "classes": 10}
         for name in NAMES:
             hostile = to_toml(with_values(config, **{name: "cProfile:run"}))
-            reply = calls.call("join", {"site-1": about | {"config": hostile}})["site-1"]
+            reply = calls.call("join", {"site-1": about | {"config": hostile, "call": 10**9}})["site-1"]
             found[name] = [reply.answer is None, reply.reason, reply.said]
         everyone = self.sites
         try:  # one more site than there is
@@ -106,21 +126,23 @@ class Attacked(Trainer):
             self.train(with_values(config, clients=len(everyone) + 1), RunFolder(root / "few"))
         except SplitcastError as error:
             found["few"] = str(error)
-        self.sites, self.to_start, self.crossed = everyone, len(everyone), {}
+        self.sites, self.to_start = everyone, len(everyone)
         folder = RunFolder(root / "run")
         folder.create(config)
         self.train(config, folder)
-        (root / "done.json").write_text(json.dumps(found | {"crossed": self.crossed}))
+        found |= {"crossed": self.crossed, "grown": self.grown, "declared": declared}
+        (root / "done.json").write_text(json.dumps(found))
 
     def federation(self, config, dataset):
         made = super().federation(config, dataset)
         call = made.sites.transport.call
 
         def counted(method, requests):
-            before = loopback_bytes()
+            before, peak = loopback_bytes(), peak_bytes()
             replies = call(method, requests)
             if method == "begin":
                 self.crossed[str(made.sites.round)] = loopback_bytes() - before
+                self.grown[str(made.sites.round)] = peak_bytes() - peak
             return replies
 
         made.sites.transport.call = counted
@@ -131,8 +153,8 @@ class Intruder(Client):
     """Calls the other site as if it were the server, and later sends 200 MB in two ways, if it is site-2."""
 
     @for_the_server
-    def begin(self, cut, round_, turn, messages):
-        answer = Site.begin(self, cut, round_, turn, messages)
+    def begin(self, call, cut, round_, turn, messages):
+        answer = Site.begin(self, call=call, cut=cut, round_=round_, turn=turn, messages=messages)
         if self.client == 1 and round_ == INTRUSION:
             self.intrude(cut)
         if self.client == 1 and round_ == FLOOD:
@@ -159,6 +181,6 @@ class Intruder(Client):
             "move": {"cut": cut, "new_cut": 1, "blocks": None, "upload": True},
         }
         line = FlareTransport(dict(enumerate(collab.other_clients)), 5.0)
-        replies = {method: line.call(method, {0: request})[0] for method, request in calls.items()}
+        replies = {method: line.call(method, {0: request | {"call": 10**9}})[0] for method, request in calls.items()}
         found = {method: [reply.answer is None, reply.reason] for method, reply in replies.items()}
         (self._kit() / "intrusion.json").write_text(json.dumps(found))

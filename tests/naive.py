@@ -26,7 +26,7 @@ class NaiveRun:
         self.server_sgd = self.sgd(self.server)
 
     def sgd(self, module):
-        params = list(module.parameters())
+        params = [p for p in module.parameters() if p.requires_grad]
         return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum) if params else None
 
     def round(self, batches, rho):
@@ -85,6 +85,14 @@ class NaiveRun:
         ]
         return client + [p.detach() for p in self.server.parameters()]
 
+    def averaged_buffers(self, rho) -> list[Tensor]:
+        client = [
+            sum(r * b for r, b in zip(rho, bs, strict=True))
+            for bs in zip(*(c.buffers() for c in self.clients), strict=True)
+            if bs[0].is_floating_point()
+        ]
+        return client + [b for b in self.server.buffers() if b.is_floating_point()]
+
     def _feedback(self, back, rho):
         if self.scheme == "fl":
             return back
@@ -123,10 +131,13 @@ class NaiveRun:
 
     def _average(self, modules, sgds, rho, targets, target_sgds):
         with torch.no_grad():
-            for params in zip(*(m.parameters() for m in modules), *(t.parameters() for t in targets), strict=True):
-                mean = sum(r * p for r, p in zip(rho, params, strict=False))
-                for target in params[len(modules) :]:
-                    target.copy_(mean)
+            for kind in (nn.Module.parameters, nn.Module.buffers):
+                for params in zip(*(kind(m) for m in modules), *(kind(t) for t in targets), strict=True):
+                    if not params[0].is_floating_point():
+                        continue
+                    mean = sum(r * p for r, p in zip(rho, params, strict=False))
+                    for target in params[len(modules) :]:
+                        target.copy_(mean)
         if sgds[0] is None:
             return
         buffers = [[s.state[p].get("momentum_buffer") for p in s.param_groups[0]["params"]] for s in sgds]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from splitcast.base.codec import CODECS, Integer, Labels, pack, unpack
 from splitcast.base.errors import SplitcastError
-from splitcast.base.rounding import NEAREST, RoundingNoise
+from splitcast.base.rounding import RoundingNoise
 from stand_in import Nonzero
 
 INTEGERS = ["int8", "int4", "int2"]
@@ -209,7 +209,7 @@ def test_noise_differs_between_places_and_repeats_at_one():
     seen = [draw(8).tolist() for draw in draws]
     assert len({str(each) for each in seen}) == len(seen)
     assert [draw(8).tolist() for draw in draws] == seen
-    assert NEAREST.of("coefficients", [0]) is None
+    assert RoundingNoise().of("coefficients", [0]) is None
 
 
 def test_noise_is_evenly_spread_and_symmetric():

@@ -80,17 +80,21 @@ def test_segments_by_hand():
 def test_unsplittable_models_are_refused():
     with pytest.raises(SplitcastError, match="at least 2 blocks"):
         SplitModel([nn.Linear(2, 2)], (2,))
-    with pytest.raises(SplitcastError, match="entry 1 has a BatchNorm2d.*GroupNorm"):
-        SplitModel([nn.Conv2d(1, 2, 3), nn.Sequential(nn.BatchNorm2d(2))], (1, 8, 8))
     shared = nn.Linear(3, 3)
-    with pytest.raises(SplitcastError, match="entries 0 and 1 share a parameter"):
+    with pytest.raises(SplitcastError, match="entries 0 and 1 share a parameter; put both into one block"):
         SplitModel([shared, shared], (3,))
     with pytest.raises(SplitcastError, match="entry 0 is a function"):
         SplitModel([lambda x: x, shared], (3,))  # type: ignore[list-item]
+
+
+def test_frozen_parameters_and_buffers_are_told_apart():
     frozen = nn.Linear(3, 3)
     frozen.weight.requires_grad = False
-    with pytest.raises(SplitcastError, match="entry 1 has a frozen parameter, weight; .* buffer"):
-        SplitModel([shared, frozen], (3,))
+    model = SplitModel([nn.Linear(3, 3), nn.Sequential(frozen, nn.BatchNorm1d(3))], (3,))
+    assert list(model.initial()) == ["0.weight", "0.bias", "1.0.bias", "1.1.weight", "1.1.bias"]
+    assert list(model.frozen()) == ["1.0.weight"]
+    assert list(model.buffers()) == ["1.1.running_mean", "1.1.running_var", "1.1.num_batches_tracked"]
+    assert model.size == 12 + 12 + 6 and model.client_size(1) == 12
 
 
 def test_unknown_architectures_are_refused():

@@ -53,10 +53,6 @@ class RoundingNoise:
         return draw
 
 
-NEAREST = RoundingNoise()
-"""No noise."""
-
-
 def _runs(clients: Sequence[int]) -> list[tuple[int, int]]:
     """Runs of successive numbers as (first, length).
 

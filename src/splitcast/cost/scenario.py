@@ -36,11 +36,10 @@ class Scenario:
     cell: Cell
     channel: Channel
     allocator: Allocator
-    target_shape: tuple[int, ...] = ()
     _work: dict[Placement, Workload] = field(default_factory=dict)
 
     @staticmethod
-    def of(config: Config, model: SplitModel, task: Task, target_shape: tuple[int, ...] = ()) -> "Scenario":
+    def of(config: Config, model: SplitModel, task: Task) -> "Scenario":
         """The scenario a configuration describes."""
         net, clients, seed = config.network, config.data.clients, config.train.seed
         one_of("workload", net.workload, WORKLOADS)
@@ -53,7 +52,6 @@ class Scenario:
             cell(net, clients, seed),
             channel(net, clients, seed),
             ALLOCATORS.find(net.allocation),
-            target_shape,
         )
 
     def place(self, cut: int) -> Placement:
@@ -85,7 +83,6 @@ class Scenario:
             batch=train.batch,
             steps=train.local_steps,
             everyone=everyone,
-            target_shape=self.target_shape,
         )
 
     def stages(self, placement: Placement, t: int, clients: Sequence[int] | None = None) -> list[Stage]:

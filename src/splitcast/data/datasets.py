@@ -215,7 +215,8 @@ _LONGEST_HEADER = 4096
 _PIECE = 2**22
 _MOST_DIMENSIONS = 8
 _HEADER = re.compile(
-    rb"""\{'descr': '([^']{1,40})', 'fortran_order': (True|False), 'shape': \(((?:[0-9]{1,18},? ?){0,64})\), \} *\n"""
+    rb"""\{'descr': '([^']{1,40})', 'fortran_order': (True|False), """
+    rb"""'shape': \(((?:[0-9]{1,18}, ?){0,32}(?:[0-9]{1,18})?)\), \} *\n"""
 )
 
 

@@ -77,7 +77,7 @@ class DryClients(DryParty):
 
     def batches(self) -> Iterator[Batch]:
         lead = (len(self.ids), self.batch)
-        batch = Batch(Known(self._values(0)), Known(shape_only(*lead, *self.cohort.target_shape)))
+        batch = Batch(Known(self._values(0)), Known(shape_only(*lead)))
         for _ in range(self.cohort.steps):
             yield batch
 
@@ -102,7 +102,6 @@ class DryCohort:
     values: int
     """of a client half, optimiser state included"""
     ledger: Ledger
-    target_shape: tuple[int, ...] = ()
 
     def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[DryClients, DryParty]]:
         yield self._pair(self.ids)
@@ -132,19 +131,21 @@ def dry_round(
     batch: int,
     steps: int,
     everyone: Sequence[int] | None = None,
-    target_shape: tuple[int, ...] = (),
 ) -> Ledger:
     """What round ``t`` of a scheme would send and compute. ``everyone``, if they are more than ``clients``, hears the
     averaged half."""
     ledger = Ledger()
     values = client_values(model, placement, optimiser)
     everyone = clients if everyone is None else everyone
-    cohort = DryCohort(model, task, placement, list(clients), everyone, batch, steps, values, ledger, target_shape)
+    cohort = DryCohort(model, task, placement, list(clients), everyone, batch, steps, values, ledger)
     scheme.round(t, cohort, None, CountingLink(ledger))
     return ledger
 
 
 def client_values(model: SplitModel, placement: Placement, optimiser: Optimiser) -> int:
     """Values of a client's weights that travel when they are exchanged."""
-    params = {k: shape_only(*v.shape) for k, v in model.shapes().items() if placement.side(k) == "client"}
-    return Weights.start(params, optimiser).travelling()
+    params, buffers = (
+        {k: shape_only(*v.shape) for k, v in part.items() if placement.on_client(k)}
+        for part in (model.initial(), model.buffers())
+    )
+    return Weights.start(params, optimiser, buffers).travelling()

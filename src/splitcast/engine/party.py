@@ -16,7 +16,7 @@ from splitcast.schemes.messages import Ledger, Phase, Work
 from splitcast.schemes.program import Values
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import Pass
-from splitcast.training.placement import Placement, Segment
+from splitcast.training.placement import Placement, Segment, Side
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task
 from splitcast.training.weights import Weights
@@ -30,6 +30,14 @@ class Kit:
     task: Task
     optimiser: Optimiser
     runtime: Runtime
+
+    def one_copy(self, placement: Placement, side: Side, steps: int) -> bool:
+        """Whether one copy of a side's weights, moved along the mean gradient, is the mean of copies of all clients."""
+        return steps == 1 and self.optimiser.linear and not self.mixes(placement, side)
+
+    def mixes(self, placement: Placement, side: Side) -> bool:
+        """Whether blocks of a side make a sample depend on others of its batch: then each client runs a copy."""
+        return any(self.model.mixes(s.start, s.stop) for s in placement.segments if s.side == side)
 
 
 @dataclass
@@ -66,6 +74,7 @@ class Sent(Values):
         self.x = chunked(x, party.group.spans)
         shape = party.kit.model.smashed_shape(self.segment.stop)
         super().__init__(party.group.spans, (*self.x.shape[:2], *shape))
+        self.ids, self.again = list(party.group.ids), False
         self.kept: dict[int, Pass] = {}
         self.rng_states: dict[int, Tensor] = {}
 
@@ -78,7 +87,7 @@ class Sent(Values):
         if k in self.kept:
             return self.kept[k].output.detach()
         if self.party.group.keep:
-            self.kept[k] = self.party.run(self.segment, k, self.x)
+            self.kept[k] = self.party.run(self.segment, k, self.x.chunk(k), again=self.again)
             return self.kept[k].output.detach()
         with torch.no_grad():
             return self._repeated(k).output
@@ -88,13 +97,19 @@ class Sent(Values):
         return self.kept.pop(k) if k in self.kept else self._repeated(k)
 
     def _repeated(self, k: int) -> Pass:
-        runtime = self.party.kit.runtime
+        runtime, values = self.party.kit.runtime, self.x.chunk(k)  # first: what was before may draw too
         if k not in self.rng_states:
             self.rng_states[k] = runtime.rng_state()
-            return self.party.run(self.segment, k, self.x)
+            return self.party.run(self.segment, k, values, again=self.again)
         with runtime.fork_rng():
             runtime.set_rng_state(self.rng_states[k])
-            return self.party.run(self.segment, k, self.x)
+            return self.party.run(self.segment, k, values, again=True)
+
+    def only(self, rows: Tensor) -> "Sent":
+        """The same for some of its clients, run again."""
+        some = Sent(self.party, self.number, self.x.whole()[rows])
+        some.again = True
+        return some
 
 
 class LocalParty:
@@ -132,8 +147,9 @@ class LocalParty:
 
     def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         losses, grads = self.gradients(segment, x, y)
-        self._did(segment, "both")
-        self.group.loss += (self.group.rho @ losses).to(self.group.loss)
+        if len(losses):  # else all were refused
+            self._did(segment, "both")
+            self.group.loss += (self.group.rho @ losses).to(self.group.loss)
         return losses, grads
 
     def gradients(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +159,7 @@ class LocalParty:
         xs, ys = chunked(x, self.group.spans), chunked(y, self.group.spans)
         losses, grads = [], []
         for k, span in enumerate(self.group.spans):
-            run, target = self.run(place, k, xs), ys.chunk(k)
+            run, target = self.run(place, k, xs.chunk(k)), ys.chunk(k)
             output = run.output.detach().requires_grad_()
             each = self.task.losses(output.flatten(0, 1), target.flatten(0, 1)).view(output.shape[:2]).mean(1)
             total = each.sum() if shares is None else (shares[span] * each).sum()
@@ -153,12 +169,11 @@ class LocalParty:
                 grads.append(grad if shares is None else grad.div(_column(shares[span], grad)))
         return _joined(losses), _joined(grads)
 
-    def run(self, segment: Segment, k: int, x: Values) -> Pass:
-        """A segment on chunk k; whoever was before it is told the gradient at its input."""
-        values = x.chunk(k)
+    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False) -> Pass:
+        """A segment on chunk k; who was before it is told the gradient at its input. Run ``again``, buffers stay."""
         if segment.start > 0:
             values = values.detach().requires_grad_()
-        return Pass(self.kit.model, segment, self.weights, self.group.spans[k], values, self.kit.runtime)
+        return Pass(self.kit.model, segment, self.weights, self.group.spans[k], values, self.kit.runtime, again=again)
 
     def step(self) -> None:
         """Step along what all clients have contributed."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splitcast.base.config import Config
+from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.batches import draw_batches, participants
 from splitcast.engine.engine import RoundReport, evaluate
@@ -68,13 +69,17 @@ class Simulator:
         self._scheme = make_scheme(config)
         self.identical = config.split.client_update == "identical"
         placement = placement or self._scheme.place(config.split.cut, model.depth)
+        if self.identical and self.kit.mixes(placement, "client"):
+            raise SplitcastError("client_update: 'identical' needs layers that do not mix a batch, as BatchNorm does")
+        if self.identical and config.train.clip_norm:
+            raise SplitcastError("client_update: 'identical' has one gradient for all; leave clip_norm out")
         self.state = State.start(self.initial(), placement)
         self.sample_bytes = saved_bytes(model)
 
     @property
     def copies_server(self) -> bool:
-        """Whether every client needs a copy of the server half: one step along the mean gradient is not enough."""
-        return self.train.local_steps > 1 or not self.optimiser.linear
+        """Whether every client needs a copy of the server half."""
+        return not self.kit.one_copy(self.state.placement, "server", self.train.local_steps)
 
     @property
     def scheme(self) -> Scheme:
@@ -83,8 +88,12 @@ class Simulator:
 
     def initial(self) -> Weights:
         """The weights of the whole model at the start."""
-        params = {k: v.to(self.runtime.device) for k, v in self.model.initial(self.runtime.dtype).items()}
-        return Weights.start(params, self.kit.optimiser)
+        model, dtype = self.model, self.runtime.dtype
+        params, buffers, frozen = (
+            {k: v.to(self.runtime.device) for k, v in part.items()}
+            for part in (model.initial(dtype), model.buffers(dtype), model.frozen(dtype))
+        )
+        return Weights.start(params, self.optimiser, buffers, frozen)
 
     def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
@@ -203,7 +212,8 @@ class SimulatedCohort:
         sim, state, tau = self.sim, server, self.sim.train.local_steps
         clients, optimiser = torch.from_numpy(self.ids), sim.kit.optimiser
         everyone = len(clients) == len(sim.sizes)
-        shared = not state.client.stacked and (sim.identical or (averaged and not sim.copies_server))
+        alike = averaged and sim.kit.one_copy(state.placement, "client", tau)
+        shared = not state.client.stacked and (sim.identical or alike)
         lasting = not shared and (state.client.stacked or not averaged)
         if lasting:
             if not state.client.stacked:

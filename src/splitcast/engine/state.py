@@ -8,7 +8,7 @@ from torch import Tensor
 from splitcast.base.errors import SplitcastError
 from splitcast.model.split import Params
 from splitcast.training.placement import Placement
-from splitcast.training.weights import TRAINED, Weights
+from splitcast.training.weights import FROZEN, TRAINED, Weights
 
 
 @dataclass
@@ -29,11 +29,11 @@ class State:
         )
 
     def averaged(self, rho: Tensor) -> Params:
-        """The whole model with the averaged client weights, in the model's order."""
-        both = Weights({})
+        """The whole model with the averaged client weights, frozen parameters and buffers included."""
+        both = Weights({TRAINED: {}})
         both.adopt(self.client.mean(rho))
         both.adopt(self.server)
-        return both.slots[TRAINED]
+        return both.everything()
 
     def move(self, placement: Placement, rho: Tensor) -> tuple[int, int]:
         """Another placement, without changing a logit of the averaged model.
@@ -42,7 +42,6 @@ class State:
         of the clients' copies; the optimiser's state moves along. Returns the values (broadcast to the clients,
         uploaded by each). Nothing is uploaded when the clients' copies are equal: the server made that copy itself.
         """
-        old = self.placement
         down = self.server.only(lambda name: placement.side(name) == "client")
         up = self.client.only(lambda name: placement.side(name) == "server").mean(rho)
         counted = down.travelling(), up.travelling() if self.client.stacked else 0
@@ -51,7 +50,6 @@ class State:
         self.client.adopt(down.stack(len(rho)) if self.client.stacked else down)
         self.server.adopt(up)
         self.placement = placement
-        assert old.depth == placement.depth
         return counted
 
     def tensors(self) -> dict[str, Tensor]:
@@ -74,7 +72,9 @@ class State:
             lead = (copies,) if side == "client" and copies else ()
             slots = {
                 slot: {
-                    name: _expected(tensors, f"{side}/{slot}/{name}", (*lead, *value.shape))
+                    name: _expected(
+                        tensors, f"{side}/{slot}/{name}", (*(lead if slot != FROZEN else ()), *value.shape)
+                    ).to(value.device)
                     for name, value in values.items()
                     if placement.side(name) == side
                 }

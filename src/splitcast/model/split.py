@@ -60,10 +60,13 @@ class SplitModel:
         self.blocks = list(blocks)
         self.input_shape = tuple(input_shape)
         _refuse_unsplittable(self.blocks)
-        named = [(name, p) for name, p in self._half(0, self.depth).named_parameters()]
-        self._initial = {name: p.detach().clone() for name, p in named}
+        whole = self._half(0, self.depth)
+        self._initial = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
+        self._frozen = {name: p.detach().clone() for name, p in whole.named_parameters() if not p.requires_grad}
+        self._buffers = {name: b.detach().clone() for name, b in whole.named_buffers()}
         self._shapes = self._measure_shapes()
         self._counted: dict[tuple[int, int], tuple[int, int]] = {}
+        self._mixing = [self._mixes(block) for block in range(self.depth)]
 
     @property
     def depth(self) -> int:
@@ -77,8 +80,8 @@ class SplitModel:
 
     @property
     def size(self) -> int:
-        """q, the number of parameters."""
-        return sum(p.numel() for p in self._initial.values())
+        """q, the number of parameters, frozen ones included."""
+        return sum(p.numel() for p in self.shapes().values())
 
     def check_cut(self, cut: int) -> int:
         """Return a legal cut, refuse any other by naming the legal ones."""
@@ -87,22 +90,42 @@ class SplitModel:
         return cut
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Params:
-        """A fresh copy of the initial parameters."""
+        """A fresh copy of the parameters that are trained."""
         return {name: p.to(dtype, copy=True) for name, p in self._initial.items()}
 
+    def frozen(self, dtype: torch.dtype = torch.float32) -> Params:
+        """A fresh copy of the parameters that are not trained."""
+        return {name: p.to(dtype, copy=True) for name, p in self._frozen.items()}
+
+    def buffers(self, dtype: torch.dtype = torch.float32) -> Params:
+        """A fresh copy of the buffers, such as running statistics; whole numbers stay whole."""
+        return {k: b.to(dtype if b.is_floating_point() else b.dtype, copy=True) for k, b in self._buffers.items()}
+
     def shapes(self) -> Params:
-        """The initial parameters, to look at."""
-        return self._initial
+        """All parameters, to look at."""
+        return self._initial | self._frozen
+
+    def mixes(self, start: int, stop: int) -> bool:
+        """Whether a sample's output of blocks start+1..stop depends on other samples of the batch: BatchNorm and the
+        like. Such blocks see the samples of one client at a time."""
+        return any(self._mixing[start:stop])
 
     def client_size(self, blocks: int) -> int:
         """phi(v): parameters of the first v blocks."""
-        return sum(p.numel() for name, p in self._initial.items() if block_of(name) < blocks)
+        return sum(p.numel() for name, p in self.shapes().items() if block_of(name) < blocks)
 
     def forward(self, params: Params, x: Tensor, start: int, stop: int) -> Tensor:
-        """Run blocks start+1..stop with their share of the parameters; ``x`` is (rows, ...)."""
+        """Run blocks start+1..stop with their share of the parameters; ``x`` is (rows, ...).
+
+        Buffers among ``params`` are changed where a block does so; others begin as they were, and the modules' own
+        never change.
+        """
         if start == stop:
             return x
         mine = {name: p for name, p in params.items() if start <= block_of(name) < stop}
+        for name, buffer in self._buffers.items():
+            if name not in mine and start <= block_of(name) < stop:
+                mine[name] = buffer.to(x.device, x.dtype if buffer.is_floating_point() else buffer.dtype, copy=True)
         out: Tensor = functional_call(self._half(start, stop), mine, (x,))
         return out
 
@@ -112,12 +135,31 @@ class SplitModel:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Blocks in evaluation mode (dropout off), then in training mode again."""
-        whole = self._half(0, self.depth).eval()
+        """Blocks in evaluation mode (dropout off), then in the mode that each of their parts had."""
+        modes = [(module, module.training) for block in self.blocks for module in block.modules()]
+        self._half(0, self.depth).eval()
         try:
             yield
         finally:
-            whole.train()
+            for module, training in modes:
+                module.training = training
+
+    def _mixes(self, block: int) -> bool:
+        """Whether the first row of a block's output changes with the second row of its input."""
+        shape = (2, *self.smashed_shape(block))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            x = torch.randn(shape, device="cpu")
+            other = torch.cat([x[:1], torch.randn(shape, device="cpu")[1:]])
+            try:
+                first, second = (self._seeded(block, rows) for rows in (x, other))
+            except (RuntimeError, ValueError, IndexError):
+                return True  # what cannot be asked is not trusted with two clients
+        return not torch.equal(first[0], second[0])
+
+    def _seeded(self, block: int, x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return self.forward(self._initial, x, block, block + 1)
 
     def _measure_shapes(self) -> list[tuple[int, ...]]:
         x = torch.zeros(1, *self.input_shape, device="cpu")
@@ -165,7 +207,7 @@ class SplitModel:
         params = {k: v.requires_grad_() for k, v in self.initial().items()}
         x = torch.zeros(1, *self.smashed_shape(start), device="cpu")
         x.requires_grad_(input_gradient)
-        with FlopCounterMode(display=False) as forward:
+        with self.evaluating(), FlopCounterMode(display=False) as forward:
             out = self.forward(params, x, start, stop)
         if not out.requires_grad:
             return forward.get_total_flops(), 0
@@ -190,17 +232,8 @@ def _refuse_unsplittable(blocks: list[nn.Module]) -> None:
     for index, block in enumerate(blocks):
         if not isinstance(block, nn.Module):
             raise SplitcastError(f"blocks: entry {index} is a {type(block).__name__}, not a torch module")
-        for module in block.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                raise SplitcastError(
-                    f"blocks: entry {index} has a {type(module).__name__}, whose batch statistics differ "
-                    "between clients and make schemes incomparable; use nn.GroupNorm"
-                )
-        for name, p in block.named_parameters():
-            if not p.requires_grad:
-                raise SplitcastError(
-                    f"blocks: entry {index} has a frozen parameter, {name}; every parameter is trained, so register "
-                    "what must not be as a buffer"
-                )
+        for _, p in block.named_parameters():
             if seen.setdefault(id(p), index) != index:
-                raise SplitcastError(f"blocks: entries {seen[id(p)]} and {index} share a parameter")
+                raise SplitcastError(
+                    f"blocks: entries {seen[id(p)]} and {index} share a parameter; put both into one block"
+                )

@@ -1,5 +1,6 @@
 """Clients that are elsewhere, and the server that works for them: the parties of a scheme's program on the server."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from torch import Tensor
 from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.engine.dry import DryParty
-from splitcast.engine.party import Group, Kit, LocalParty
+from splitcast.engine.party import Group, Kit, LocalParty, Sent
 from splitcast.engine.values import Known
 from splitcast.remote.halves import Halves, positions
 from splitcast.remote.sites import NoSites
@@ -92,14 +93,25 @@ class RemoteServer(LocalParty):
         if not self.clients.in_turn:
             self.group.rho = self.clients.halves.rho(ids) if ids else torch.empty(0, device="cpu")
 
+    def forward(self, segment: int, x: Values | Tensor) -> Sent:
+        return super().forward(segment, x if isinstance(x, Tensor) else x.whole())  # now it is known who is there
+
+    def backward(self, sent: Sent, received: Tensor) -> Tensor:
+        if not self.group.ids:
+            return received
+        if sent.ids != self.group.ids:  # some have failed since
+            sent = sent.only(positions(self.group.ids, sent.ids))
+        return super().backward(sent, received)
+
     def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         seen, target = (v if isinstance(v, Tensor) else v.whole() for v in (x, y))
         if not len(seen):
             return seen.new_empty(0), seen
         started = time.perf_counter()
         found = super().descend(segment, seen, target)
-        self.took_part = self.took_part or list(self.group.ids)
-        self.steps += 1
+        if self.group.ids:
+            self.took_part = self.took_part or list(self.group.ids)
+            self.steps += 1
         self.clients.halves.sites.spend("server", time.perf_counter() - started)
         return found
 
@@ -111,7 +123,7 @@ class RemoteServer(LocalParty):
                 return losses, grads
             good = torch.isfinite(losses) & torch.isfinite(grads.flatten(1)).all(1)
             kept = good.nonzero().flatten()
-            if not len(kept):
+            if not len(kept) and not self.clients.in_turn:
                 raise SplitcastError("lr: the loss is no longer finite; choose a lower value")
             self.weights.pending = {}
             ids = [self.group.ids[position] for position in kept.tolist()]
@@ -119,7 +131,7 @@ class RemoteServer(LocalParty):
                 reason = "refused: smashed data: the server's loss or gradient on them is not finite"
                 self.clients.halves.sites.fault(n, reason)
             self.clients.only(ids)
-            if self.weights.stacked:  # every copy has stepped on its own
+            if self.weights.stacked or not len(kept):  # every copy has stepped on its own
                 return losses[kept], grads[kept]
             x, y = x[kept], y[kept]
 
@@ -134,32 +146,32 @@ class RemoteCohort:
         self.chosen = list(ids)
         self.clients = self._clients(ids, in_turn=False)
         self.took_part: list[int] = []
-        self.loss = 0.0
+        self._losses: list[float] = []
+
+    @property
+    def loss(self) -> float:
+        """sum_n rho^n F^n, mean over the local steps and, where clients take turns, over them."""
+        return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[RemoteClients, RemoteServer]]:
         state = self.halves.state
-        several = self.train.local_steps > 1 or not self.kit.optimiser.linear
-        copies = state.server.stack(len(self.clients.ids)) if several else state.server
+        one = self.kit.one_copy(state.placement, "server", self.train.local_steps)
+        copies = state.server if one else state.server.stack(len(self.clients.ids))
         party = RemoteServer(self.clients, copies)
         yield self.clients, party
         if party.weights.stacked:
             state.server = party.weights.mean(party.group.rho)
         self.halves.differ = True
-        self.took_part = party.took_part
-        if party.steps:
-            self.loss = float(party.group.loss) / party.steps
+        self._noted(self.clients, party)
 
     def in_turn(self, server: None) -> Iterator[tuple[RemoteClients, RemoteServer]]:
-        loss, steps = 0.0, 0
         for n in self.chosen:
             clients = self._clients([n], in_turn=True)
             party = RemoteServer(clients, self.halves.state.server)
             yield clients, party
-            loss, steps = loss + float(party.group.loss), steps + party.steps
-            self.took_part += clients.ids
+            self._noted(clients, party)
         if not self.took_part:
             raise NoSites(f"sites: none finished round {self.t}; {self.halves.sites.why()}")
-        self.loss = loss / steps
 
     def average(self, link: "ServerLink") -> None:
         ids = list(self.clients.ids)
@@ -169,10 +181,24 @@ class RemoteCohort:
         values = self.halves.state.client.travelling()
         link.models("up", values, list(halves))
         link.models("down", values, self.halves.fresh(), broadcast=True)
-        if not self.took_part:  # the clients took the loss themselves
-            self.took_part = list(halves)
-            said = torch.tensor([self.clients.losses[n] for n in halves], dtype=torch.float64, device="cpu")
-            self.loss = float(self.halves.rho(list(halves)).double() @ said) / self.train.local_steps
+
+    def close(self) -> None:
+        """The round is over: where clients take the loss themselves, they have told it by now."""
+        if not self._losses and self.clients.losses:
+            said = {n: loss for n, loss in self.clients.losses.items() if n in self.clients.ids}
+            if said:
+                told = torch.tensor(list(said.values()), dtype=torch.float64, device="cpu")
+                self._losses = [float(self.halves.rho(list(said)).double() @ told) / self.train.local_steps]
+                self.took_part = list(said)
+
+    def _noted(self, clients: RemoteClients, party: RemoteServer) -> None:
+        """Who was there, and its loss if the server took it."""
+        self.took_part += party.took_part
+        if party.steps:
+            self._losses.append(float(party.group.loss) / party.steps)
+        elif clients.in_turn and clients.ids:
+            self.took_part += clients.ids
+            self._losses.append(clients.losses[clients.ids[0]] / self.train.local_steps)
 
     def _clients(self, ids: Sequence[int], *, in_turn: bool) -> RemoteClients:
         return RemoteClients(self.kit, self.halves, self.t, ids, self.train, self.ledger, in_turn=in_turn)

@@ -8,10 +8,12 @@ the rest of the round, and rho is renormalised over the others.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from splitcast.base.config import Config, to_toml
 from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import torch_seed
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Measured, RoundReport, evaluate
 from splitcast.engine.links import CountingLink
@@ -60,8 +62,9 @@ class Federation:
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)
-        like = Weights.start(model.initial(), self.kit.optimiser)
-        start = Weights.start(model.initial(), self.kit.optimiser)
+        like, start = (
+            Weights.start(model.initial(), self.optimiser, model.buffers(), model.frozen()) for _ in range(2)
+        )
         self.halves = Halves(State.start(start, placement), like, self.sites, sizes)
 
     @property
@@ -97,18 +100,37 @@ class Federation:
         if self._scheme.clients_keep_halves:
             self.halves.refresh()
         self.halves.collected = None
-        present = self.sites.present
-        chosen = [int(n) for n in participants(self.train, len(self.sites.names), t) if n in present]
-        chosen = chosen or sorted(present)  # those that were drawn are gone
-        cohort = RemoteCohort(self.kit, self.halves, t, chosen, self.train, ledger)
-        link = ServerLink(self.sites, ledger, self.train.seed)
-        self.scheme.round(t, cohort, None, link)
-        link.flush(cohort.clients)
+        ready = self.halves.fresh() if self._scheme.clients_keep_halves else sorted(self.sites.present)
+        drawn = [int(n) for n in participants(self.train, len(self.sites.names), t) if n in ready]
+        try:
+            cohort = self._run(t, drawn or ready, ledger)
+        except NoSites:  # those that were drawn are gone: the others take their place
+            others = [n for n in ready if n in self.sites.present and n not in self.sites.failures]
+            if not others or len(self.sites.present) < self.sites.limits.min_sites:
+                raise
+            cohort = self._run(t, others, ledger)
+        self.halves.resumed = False
         return RoundReport(cohort.loss, cohort.took_part, ledger, Measured(*self.sites.turn_page()))
 
+    def _run(self, t: int, ids: Sequence[int], ledger: Ledger) -> RemoteCohort:
+        """The program of a round, with these sites."""
+        cohort = RemoteCohort(self.kit, self.halves, t, ids, self.train, ledger)
+        link = ServerLink(self.sites, ledger, self.train.seed)
+        with self.kit.runtime.fork_rng():
+            torch.manual_seed(torch_seed(self.train.seed, "layers", t))
+            self.scheme.round(t, cohort, None, link)
+        if self._scheme.clients_keep_halves:
+            link.flush(cohort.clients)
+        cohort.close()
+        return cohort
+
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
-        self.halves.average()
-        return evaluate(self.model, self.state.client.params | self.state.server.params, self.task, x, y)
+        try:
+            self.halves.average()
+        except NoSites:
+            return {}  # nobody to ask
+        weights = self.state.client.everything() | self.state.server.everything()
+        return evaluate(self.model, weights, self.task, x, y)
 
     def drift(self) -> float | None:
         return self.halves.drift()
@@ -155,6 +177,8 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
     """Settings that only make sense where everything is in one process."""
     if config.split.client_update != "own":
         raise SplitcastError(f"client_update: {config.split.client_update!r} needs the simulator; sites have 'own'")
+    if config.train.device != "cpu":
+        raise SplitcastError(f"device: {config.train.device!r} needs the simulator; sites have 'cpu'")
     if config.train.dtype != "float32":
         raise SplitcastError(f"dtype: {config.train.dtype!r} never travels; sites have 'float32'")
     if config.policy.gamma_draws:

@@ -17,7 +17,9 @@ from splitcast.base.registry import Registry
 from splitcast.training.weights import Slots, Weights
 
 MEMORY = 32
-"""Accepted sizes of each kind that are remembered, and digests of each site's messages."""
+"""Rounds of which a site's messages are remembered."""
+ENOUGH = 3
+"""Sites without which no size is judged."""
 
 
 def size_of(values: Tensor) -> float:
@@ -26,13 +28,13 @@ def size_of(values: Tensor) -> float:
     return float(torch.linalg.vector_norm(flat)) / math.sqrt(max(1, flat.numel()))
 
 
-def lower_median(sizes: Sequence[float]) -> float:
-    """The middle one; of two middle ones the smaller.
+def upper_median(sizes: Sequence[float]) -> float:
+    """The middle one; of two middle ones the larger.
 
-    >>> lower_median([3.0, 1.0, 9.0]), lower_median([1.0, 9.0])
-    (3.0, 1.0)
+    >>> upper_median([3.0, 1.0, 9.0]), upper_median([1.0, 9.0])
+    (3.0, 9.0)
     """
-    return sorted(sizes)[(len(sizes) - 1) // 2]
+    return sorted(sizes)[len(sizes) // 2]
 
 
 @dataclass
@@ -41,40 +43,39 @@ class Guard:
 
     factor: float
     """How many times larger than usual a message may be; 0 lets everything pass."""
-    _usual: dict[str, deque[float]] = field(default_factory=dict)
+    _largest: dict[str, dict[int, float]] = field(default_factory=dict)
+    """by kind and site, the largest that was accepted"""
     _seen: dict[int, deque[bytes]] = field(default_factory=dict)
 
     def outliers(self, kind: str, sizes: Mapping[int, float]) -> dict[int, str]:
-        """Which of the sites' messages of a kind are too large, and why; the others become what is usual.
+        """Which of the sites' messages of a kind are too large, and why.
 
-        Usual is the lower median of this round's, or, where that is larger, of the rounds before: a majority decides,
-        and a slow growth is followed.
+        Usual is the upper median over the sites of the largest each has sent, so that most of them decide; with fewer
+        than three nobody can tell who lies, and everything passes.
 
         >>> guard = Guard(factor=100)
         >>> guard.outliers("smashed", {0: 1.0, 1: 1.2, 2: 1e15})
         {2: 'smashed: 1e+15 in size, where 1.2 is usual'}
         """
-        if not self.factor or not sizes:
-            return {}
-        past = self._usual.setdefault(kind, deque(maxlen=MEMORY))
-        usual = max(lower_median(list(sizes.values())), lower_median(past) if past else 0.0)
-        if len(sizes) == 1 and past:
-            usual = lower_median(past)
-        bound = self.factor * usual if usual > 0 else math.inf
+        largest = self._largest.setdefault(kind, {})
+        known = largest | {n: max(size, largest.get(n, 0.0)) for n, size in sizes.items()}
+        usual = upper_median(list(known.values())) if known else 0.0
+        bound = self.factor * usual if self.factor and usual > 0 and len(known) >= ENOUGH else math.inf
         found = {
             n: f"{kind}: {size:.3g} in size, where {usual:.3g} is usual" for n, size in sizes.items() if size > bound
         }
-        past.extend(size for n, size in sizes.items() if n not in found)
+        largest.update({n: known[n] for n in sizes if n not in found})
         return found
 
-    def replayed(self, n: int, message: bytes) -> bool:
+    def replayed(self, n: int, messages: Sequence[bytes]) -> bool:
         """Whether a site has sent these very bytes in one of its last rounds."""
-        digest = hashlib.blake2b(message, digest_size=16).digest()
+        digest = hashlib.blake2b(digest_size=16)
+        for message in messages:
+            digest.update(message)
         past = self._seen.setdefault(n, deque(maxlen=MEMORY))
-        if digest in past:
-            return True
-        past.append(digest)
-        return False
+        again = digest.digest() in past
+        past.append(digest.digest())
+        return again
 
 
 # averages of client halves: copies (n, ...), their weights (n,), and the last average
@@ -92,7 +93,7 @@ def clipped(copies: Weights, rho: Tensor, last: Weights) -> Weights:
     names = list(copies.params)
     lengths = torch.stack([(copies.params[k] - last.params[k]).flatten(1).double().square().sum(1) for k in names])
     lengths = lengths.sum(0).sqrt()
-    shorten = (lower_median(lengths.tolist()) / lengths.clamp(min=1e-300)).clamp(max=1.0)
+    shorten = (upper_median(lengths.tolist()) / lengths.clamp(min=1e-300)).clamp(max=1.0)
     slots: Slots = {}
     for slot, values in copies.slots.items():
         slots[slot] = {}

@@ -34,6 +34,10 @@ class Halves:
         self.state, self.like, self.sites, self.sizes = state, like, sites, sizes
         self.differ = False
         self.stale = set(sites.present)
+        self.shared = state.client
+        """the last half that everybody was given: what an average is judged by"""
+        self.resumed = False
+        """whether no round was run since the checkpoint"""
         self.collected: tuple[list[int], Weights] | None = None
         """the halves of some sites after the last round, if they were asked for"""
 
@@ -47,12 +51,12 @@ class Halves:
         return sorted(self.sites.present - self.stale)
 
     def average(self) -> Weights:
-        """The averaged half: known, or collected from the sites; that of the checkpoint if no site has one."""
+        """The averaged half: known, or collected from the sites; else, after resuming, the checkpoint's."""
         if not self.differ:
             return self.state.client
         if self.collected is None:
             halves = self.hand_in(self.fresh())
-            if not halves and self.names() and not self.state.client.params:
+            if not halves and not self.resumed:
                 raise NoSites(f"sites: none sent its half; {self.sites.why()}")
             if not halves:
                 return self.state.client
@@ -62,13 +66,15 @@ class Halves:
 
     def share(self, halves: Mapping[int, Weights]) -> None:
         """Average these halves and give the average to everybody."""
+        if not halves:
+            raise NoSites(f"sites: none sent a half that can be used; {self.sites.why()}")
         self.state.client = self._averaged(list(halves), Weights.stacked_of(halves.values()))
-        self.differ = False
+        self.shared, self.differ = self.state.client, False
         self.give(self.fresh())
 
     def give(self, ids: Sequence[int]) -> list[int]:
         """Send `state.client` to some sites; returns those that took it."""
-        half, cut = pack_weights(self.state.client, self.names()), self.state.placement.cut
+        half, cut = pack_weights(self.state.client), self.state.placement.cut
         taken = self.sites.ask("adopt", {n: {"cut": cut, "half": half} for n in ids}, "download", _nothing)
         self.stale = (self.stale | set(ids)) - set(taken)
         return list(taken)
@@ -80,23 +86,24 @@ class Halves:
 
     def sound(self, halves: dict[int, Weights]) -> dict[int, Weights]:
         """Those halves that are not far farther from the last average than the others."""
-        last = self.state.client if not self.state.client.stacked else None
-        known = last is not None and list(last.params) == self.names()
-        sizes = {}
-        for n, weights in halves.items():
-            away = [v - last.params[k] if known and last else v for k, v in weights.params.items()]
-            sizes[n] = size_of(torch.cat([v.flatten() for v in away])) if away else 0.0
-        bad = self.sites.guard.outliers("change of the half" if known else "half", sizes)
+        last = self.shared if list(self.shared.params) == self.names() else None
+        bad: dict[int, str] = {}
+        for slot in next(iter(halves.values())).slots if halves else ():
+            sizes = {}
+            for n, weights in halves.items():
+                away = [v - last.slots[slot][k] if last else v for k, v in weights.slots[slot].items()]
+                sizes[n] = size_of(torch.cat([v.flatten().float() for v in away])) if away else 0.0
+            bad |= self.sites.guard.outliers(f"{'change of the' if last else 'the'} half ({slot})", sizes)
         for n, reason in bad.items():
             self.sites.fault(n, f"refused: {reason}")
         return {n: weights for n, weights in halves.items() if n not in bad}
 
     def _averaged(self, ids: list[int], copies: Weights) -> Weights:
-        return AVERAGES.find(self.sites.limits.average)(copies, self.rho(ids), self.state.client)
+        return AVERAGES.find(self.sites.limits.average)(copies, self.rho(ids), self.shared)
 
     def unpacked(self, message: Any) -> Weights:
         """A half that a site sent."""
-        return unpack_weights(message, self.names(), self.like)
+        return unpack_weights(message, self.like.only(self.state.placement.on_client))
 
     def refresh(self) -> None:
         """Give stale sites the averaged half."""
@@ -111,6 +118,7 @@ class Halves:
         answers = self.sites.ask("restore", asked, "client", lambda n, answer: flag(answer["found"], "found"))
         kept = {n for n, found in answers.items() if found}
         self.stale = self.sites.present - (kept if self.differ else set())
+        self.shared, self.resumed = self.state.client, t > 0
 
     def keep(self, t: int) -> None:
         """Let the sites keep halves of their own on their own disks."""
@@ -131,19 +139,20 @@ class Halves:
         all are equal and hence known here.
         """
         old, fresh = self.state.placement, self.fresh() if travels else []
-        come = [k for k in self.like.params if old.side(k) == "client" and placement.side(k) == "server"]
-        go = [k for k in self.like.params if old.side(k) == "server" and placement.side(k) == "client"]
+        come = self.like.only(lambda k: old.on_client(k) and not placement.on_client(k))
         arrived: dict[int, Weights] = {}
         if fresh:
-            blocks = pack_weights(self.state.server, go) if go else None
+            go = self.state.server.only(placement.on_client)
+            rising, falling = go.travelling() > 0, come.travelling() > 0
+            blocks = pack_weights(go) if rising else None
             request = {"cut": old.cut, "new_cut": placement.cut, "blocks": blocks, "upload": self.differ}
 
             def read(n: int, answer: Answer) -> Weights | None:
-                return unpack_weights(answer["blocks"], come, self.like) if self.differ and come else None
+                return unpack_weights(answer["blocks"], come) if self.differ and falling else None
 
-            answers = self.sites.ask("move", dict.fromkeys(fresh, request), "download" if go else "upload", read)
+            answers = self.sites.ask("move", dict.fromkeys(fresh, request), "download" if rising else "upload", read)
             arrived = {n: weights for n, weights in answers.items() if weights is not None}
-            if self.differ and come and not arrived:
+            if self.differ and falling and not arrived:
                 raise NoSites(f"sites: none sent its blocks; {self.sites.why()}")
             self.stale |= set(fresh) - set(answers)
         if self.differ and fresh:
@@ -156,8 +165,8 @@ class Halves:
 
     def _moved(self, placement: Placement, arrived: Mapping[int, Weights]) -> tuple[int, int]:
         """Drop what went down from the server half and add the average of what came up."""
-        down = self.state.server.only(lambda name: placement.side(name) == "client").travelling()
-        self.state.server.drop(lambda name: placement.side(name) == "client")
+        down = self.state.server.only(placement.on_client).travelling()
+        self.state.server.drop(placement.on_client)
         up = 0
         if arrived:
             came = Weights.stacked_of(arrived.values()).mean(self.rho(list(arrived)))
@@ -169,7 +178,7 @@ class Halves:
 
     def names(self) -> list[str]:
         """Parameters of a client half."""
-        return [name for name in self.like.params if self.state.placement.side(name) == "client"]
+        return [name for name in self.like.params if self.state.placement.on_client(name)]
 
 
 def positions(ids: Iterable[int], among: Sequence[int]) -> Tensor:

@@ -43,7 +43,7 @@ class Awaited(Values):
 @dataclass
 class _Arrived:
     values: list[Tensor]
-    first: bytes
+    raw: list[bytes]
     sizes: list[int]
     loss: float
     weights: Weights | None = None
@@ -83,9 +83,10 @@ class ServerLink(CountingLink):
         self.count("down", kind, len(message["data"]) if message else 0, who.ids, broadcast=True)
         return values[None]
 
-    def exchange(self, who: RemoteClients, *, weights: bool = False) -> dict[int, Weights]:
+    def exchange(self, who: RemoteClients, *, weights: bool = False, last: bool = False) -> dict[int, Weights]:
         """One call of every client: deliver what waits for it, and receive all that is awaited, and with ``weights``
-        its client half. Who does not send what the program asks for is out of the round."""
+        its client half. Who does not send what the program asks for is out of the round; in the ``last`` call of a
+        round all may be."""
         awaited, self._awaited = self._awaited, []
         expected = [a for a in awaited if a.codec.bound(a.shape[1:])]
 
@@ -96,8 +97,8 @@ class ServerLink(CountingLink):
             values = [unpack(m, a.kind, a.codec, a.shape[1:]) for m, a in zip(messages, expected, strict=False)]
             sizes = [len(m["data"]) for m in messages]
             loss = number(answer["loss"], "loss", -MOST_LOSS, MOST_LOSS)
-            first = messages[0]["data"] if expected else b""
-            return _Arrived(values, first, sizes, loss, who.halves.unpacked(messages[-1]) if weights else None)
+            raw = [m["data"] for m in messages[: len(expected)]]
+            return _Arrived(values, raw, sizes, loss, who.halves.unpacked(messages[-1]) if weights else None)
 
         method, part = ("proceed", "download") if who.begun else ("begin", "upload")
         place: dict[str, Any] = {"round_": who.round, "turn": who.turn}
@@ -108,7 +109,7 @@ class ServerLink(CountingLink):
         came = self.sites.ask(method, asked, "upload" if expected or weights else part, read)
         came = self._sound(who, expected, came)
         who.only(list(came))
-        if not came and not who.in_turn:
+        if not came and not who.in_turn and not last:
             raise NoSites(f"sites: none answered in round {who.round}; {self.sites.why()}")
         arrived = list(came.values())
         for k, a in enumerate(expected):
@@ -123,23 +124,23 @@ class ServerLink(CountingLink):
         return who.halves.sound({n: each.weights for n, each in came.items() if each.weights is not None})
 
     def _sound(self, who: RemoteClients, expected: list[Awaited], came: dict[int, _Arrived]) -> dict[int, _Arrived]:
-        """Without those who sent something far too large, or the same as before although their half has moved."""
+        """Without those who sent something far too large. Who sends the same as before is noted: it may be true."""
         guard, bad = self.sites.guard, dict[int, str]()
         for k, a in enumerate(expected):
             if came and next(iter(came.values())).values[k].is_floating_point():
                 bad |= guard.outliers(a.kind, {n: size_of(each.values[k]) for n, each in came.items()})
-        moves = who.halves.state.placement.segments[0].stop > 0 and bool(who.halves.names())
-        for n, each in came.items():
-            if each.first and moves and who.halves.sizes[n] > 1 and guard.replayed(n, each.first):
-                bad[n] = f"{expected[0].kind}: the same bytes as in an earlier step"
         for n, reason in bad.items():
             self.sites.fault(n, f"refused: {reason}")
-        return {n: each for n, each in came.items() if n not in bad}
+        sound = {n: each for n, each in came.items() if n not in bad}
+        for n, each in sound.items():
+            if expected and guard.replayed(n, each.raw):
+                self.sites.failures.setdefault(n, "noted: sent the same bytes as in an earlier step")
+        return sound
 
     def flush(self, who: RemoteClients) -> None:
         """Deliver what still waits."""
-        if any(self._outbox.get(n) for n in who.ids):
-            self.exchange(who)
+        if who.ids and (not who.begun or self._awaited or any(self._outbox.get(n) for n in who.ids)):
+            self.exchange(who, last=True)
 
     def _packed(self, kind: str, one: Tensor, codec: Codec, draw: Draw | None) -> tuple[Packed | None, Tensor]:
         """A message, and what its receiver decodes; no message if there is nothing in it."""

@@ -50,6 +50,7 @@ S = TypeVar("S", bound="Site")
 P = ParamSpec("P")
 
 LAST_ROUND = 10**9
+MOST_CALLS = 10**12
 MOST_CLIENTS = 10**6
 MOST_CLASSES = 10**5
 MOST_VALUES = 2**28
@@ -75,12 +76,16 @@ class WeightStore(Protocol):
 
 
 def published(call: Callable[Concatenate[S, P], Answer | None]) -> Callable[Concatenate[S, P], Answer]:
-    """One call at a time, and how long it took."""
+    """One call at a time, in the order of their numbers, and how long it took."""
 
     @wraps(call)
     def measured(site: S, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
         started = time.perf_counter()
+        number = integer(kwargs.get("call"), "call", 1, MOST_CALLS)
         with site.busy:
+            if number < site.last_call and call.__name__ != "join":  # with which a server begins to count
+                raise Refused(f"call: number {number} came late, after {site.last_call}")
+            site.last_call = number
             answer = call(site, *args, **kwargs) or {}
         return answer | {"seconds": time.perf_counter() - started}
 
@@ -96,6 +101,7 @@ class Site:
         """``rows`` gives x and y for (configuration, client number), ``store`` what keeps the weights of a run."""
         self._rows, self._make_store = rows, store
         self.busy = threading.Lock()
+        self.last_call = 0
         self._dialogue: Dialogue | None = None
         self._answered: tuple[int, int, Answer] = (0, -1, {})
         """round and turn of the last call of the program, and its answer"""
@@ -103,7 +109,7 @@ class Site:
         self.joined = False
 
     @published
-    def join(self, config: Any, run: Any, client: Any, input_shape: Any, classes: Any) -> Answer:
+    def join(self, call: Any, config: Any, run: Any, client: Any, input_shape: Any, classes: Any) -> Answer:
         """Take part in a run as client number ``client``."""
         self.leave()
         made = from_toml(text(config, "config", CONFIG_TEXT), "configuration from the server")
@@ -120,7 +126,7 @@ class Site:
         self.scheme, self.runtime = make_scheme(made), Runtime.of(made.train)
         self.optimiser = make_optimiser(made.train)
         self.kit = Kit(self.model, make_task(made.model.task, classes), self.optimiser, self.runtime)
-        self.like = Weights.start(self.model.initial(), self.kit.optimiser)
+        self.like = Weights.start(self.model.initial(), self.optimiser, self.model.buffers(), self.model.frozen())
         self.weights, self.placement = self.like.only(lambda name: False), self.scheme.place(1, self.model.depth)
         self.holds = False
         self.store = self._make_store(run)
@@ -128,7 +134,7 @@ class Site:
         return {"rows": len(self.y)}
 
     @published
-    def restore(self, cut: Any, round_: Any) -> Answer:
+    def restore(self, call: Any, cut: Any, round_: Any) -> Answer:
         """Go on with the weights this site kept after a round; round 0 forgets what an earlier run left."""
         placement, round_ = self._placement(cut), integer(round_, "round", 0, LAST_ROUND)
         if round_ == 0:
@@ -140,27 +146,27 @@ class Site:
         return {"found": found is not None}
 
     @published
-    def adopt(self, cut: Any, half: Any) -> None:
+    def adopt(self, call: Any, cut: Any, half: Any) -> None:
         """Take weights over from the server."""
         placement = self._placement(cut)
-        self.weights = unpack_weights(half, self._names(placement), self.like)
+        self.weights = unpack_weights(half, self._like(placement))
         self.placement, self.holds = placement, True
         self.leave()
 
     @published
-    def hand_in(self) -> Answer:
+    def hand_in(self, call: Any) -> Answer:
         """Send this site's weights to the server."""
         self._expect_weights()
-        return {"half": pack_weights(self.weights, self._names(self.placement))}
+        return {"half": pack_weights(self.weights)}
 
     @published
-    def keep(self, round_: Any) -> None:
+    def keep(self, call: Any, round_: Any) -> None:
         """Keep these weights on this site's disk."""
         self._expect_weights()
         self.store.save(self.weights, self.placement, integer(round_, "round", 1, LAST_ROUND))
 
     @published
-    def begin(self, cut: Any, round_: Any, turn: Any, messages: Any) -> Answer:
+    def begin(self, call: Any, cut: Any, round_: Any, turn: Any, messages: Any) -> Answer:
         """Run the program of a round until it waits for more than these messages."""
         self._expect_weights()
         self._expect(cut)
@@ -178,7 +184,7 @@ class Site:
         return self._go_on(turn, messages)
 
     @published
-    def proceed(self, round_: Any, turn: Any, messages: Any) -> Answer:
+    def proceed(self, call: Any, round_: Any, turn: Any, messages: Any) -> Answer:
         """Give the program what it waits for, and run it on; a call that is repeated gets the same answer."""
         if self._dialogue is None or self.group.round != integer(round_, "round", 1, LAST_ROUND):
             raise Refused(f"round: {shown(round_)} has not begun here")
@@ -187,18 +193,18 @@ class Site:
         return self._go_on(turn, messages)
 
     @published
-    def move(self, cut: Any, new_cut: Any, blocks: Any, upload: Any) -> Answer:
+    def move(self, call: Any, cut: Any, new_cut: Any, blocks: Any, upload: Any) -> Answer:
         """Another placement: take the blocks that come, give up those that go, sending them if asked to."""
         self._expect_weights()
         self._expect(cut)
         self.leave()
         old, new = self.placement, self._placement(new_cut)
-        come = [name for name in self._names(new) if old.side(name) == "server"]
-        go = [name for name in self._names(old) if new.side(name) == "server"]
-        answer = {"blocks": pack_weights(self.weights, go)} if go and flag(upload, "upload") else {}
-        if come:
-            self.weights.adopt(unpack_weights(blocks, come, self.like))
-        self.weights.drop(set(go).__contains__)
+        come = self.like.only(lambda name: new.on_client(name) and not old.on_client(name))
+        go = self.weights.only(lambda name: not new.on_client(name))
+        answer = {"blocks": pack_weights(go)} if go.travelling() and flag(upload, "upload") else {}
+        if come.travelling():
+            self.weights.adopt(unpack_weights(blocks, come))
+        self.weights.drop(lambda name: not new.on_client(name))
         self.placement = new
         return answer
 
@@ -207,6 +213,8 @@ class Site:
         if self._dialogue is not None:
             self._dialogue.close()
             self._dialogue = None
+        if self.joined:
+            self.weights.pending = {}
 
     def _go_on(self, turn: Any, messages: Any) -> Answer:
         assert self._dialogue is not None
@@ -225,11 +233,8 @@ class Site:
             raise Refused("join: comes first")
         return self.scheme.place(min(integer(cut, "cut", 1, self.model.depth), self.model.depth - 1), self.model.depth)
 
-    def _names(self, placement: Placement) -> list[str]:
-        return [name for name in self.like.params if placement.side(name) == "client"]
-
     def _like(self, placement: Placement) -> Weights:
-        return self.like.only(lambda name: placement.side(name) == "client")
+        return self.like.only(placement.on_client)
 
     def _expect(self, cut: Any) -> None:
         if self._placement(cut) != self.placement:
@@ -264,11 +269,12 @@ class SiteClients(LocalParty):
             yield Batch(Known(self.site.x[rows][None]), Known(self.site.y[rows][None]))
             self.step()
 
-    def run(self, segment: Segment, k: int, x: Values) -> Pass:
-        seed = torch_seed(self.site.config.train.seed, "layers", self.group.round, self.group.step, self.site.client)
+    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False) -> Pass:
+        place = (self.group.round, self.group.step, self.site.client, segment.start)
+        seed = torch_seed(self.site.config.train.seed, "layers", *place)
         with self.kit.runtime.fork_rng():
             torch.manual_seed(seed)
-            return super().run(segment, k, x)
+            return super().run(segment, k, values, again=again)
 
     def receive(self, link: "SiteLink") -> None:
         """The server has given the weights before the round began."""
@@ -325,7 +331,7 @@ class SiteLink:
 
     def send_weights(self, site: Site) -> None:
         """The whole client half."""
-        self.dialogue.send(pack_weights(site.weights, site._names(site.placement)))
+        self.dialogue.send(pack_weights(site.weights))
 
     def _received(self, kind: str, shape: Sequence[int], codec: Codec, rows: int = 0) -> Tensor:
         if not codec.bound(shape):

@@ -93,6 +93,8 @@ class Sites:
     """sites that failed too often: the round in which they are asked again, and for how long they rested"""
     round: int = 0
     """the present round"""
+    calls: int = 0
+    """numbers every call, so that a site knows a late one"""
 
     def __post_init__(self) -> None:
         self.guard = Guard(self.limits.outlier)
@@ -111,7 +113,8 @@ class Sites:
 
         Who answers with anything else has failed. The slowest call counts as ``part``, its own work apart.
         """
-        open_ = {n: request for n, request in requests.items() if self._allowed(n, request)}
+        self.calls += 1
+        open_ = {n: {**request, "call": self.calls} for n, request in requests.items() if self._allowed(n, request)}
         replies = self.transport.call(method, open_) if open_ else {}
         lost = {n: open_[n] for n, r in replies.items() if r.answer is None and not r.said and r.seconds < QUICK_S}
         if lost and method in AGAIN:

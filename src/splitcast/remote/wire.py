@@ -77,15 +77,14 @@ def all_finite(values: Tensor) -> bool:
     return not values.numel() or all(bool(torch.as_tensor(bound).isfinite()) for bound in torch.aminmax(values))
 
 
-def pack_weights(weights: Weights, names: Sequence[str]) -> Packed:
-    """Some parameters with all that moves with them."""
-    return pack(MODEL, weights.flat(names), FP32)
+def pack_weights(weights: Weights) -> Packed:
+    """Parameters with all that moves with them."""
+    return pack(MODEL, weights.flat(), FP32)
 
 
-def unpack_weights(message: Any, names: Sequence[str], like: Weights) -> Weights:
-    """Parameters of the slots and shapes of ``like``."""
-    count = like.only(set(names).__contains__).travelling()
-    return Weights.unflat(unpack(message, MODEL, FP32, (count,)), names, like)
+def unpack_weights(message: Any, like: Weights) -> Weights:
+    """Weights of the slots and shapes of ``like``."""
+    return Weights.unflat(unpack(message, MODEL, FP32, (like.travelling(),)), like)
 
 
 def payload_bytes(value: Any) -> int:

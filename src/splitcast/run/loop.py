@@ -159,7 +159,8 @@ def _train(
 def _refuse_another(folder: RunFolder, config: Config) -> None:
     """A run goes on as it began; only its number of rounds may grow."""
     begun = resolved(folder.config())
-    grown = with_values(begun, rounds=max(begun.train.rounds, config.train.rounds))
+    fixed = begun.train.schedule != "constant"  # its rates follow from the number of rounds
+    grown = with_values(begun, rounds=begun.train.rounds if fixed else max(begun.train.rounds, config.train.rounds))
     if grown != config:
         old, new = (to_toml(each).splitlines() for each in (grown, config))
         was, asked = next((a, b) for a, b in zip(old, new, strict=True) if a != b)
@@ -268,7 +269,7 @@ def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tup
         config.train.batch,
         config.policy.gamma_draws,
         config.train.seed,
-        [scheme.at(Placement.split(cut, model.depth)) for cut in model.cuts],
+        [scheme.at(scheme.place(cut, model.depth)) for cut in model.cuts],
     )
     return found.fitted
 

@@ -96,6 +96,8 @@ class Ledger:
 
     def add(self, event: Event) -> None:
         """Note an event; where clients work side by side (`alongside`), it is the same event of further clients."""
+        if not event.clients:
+            return
         if self._at is None or self._at >= len(self.events):
             self.events.append(event)
         else:

@@ -101,7 +101,7 @@ class SflGb(Split):
         self.feedback = Basis(config.sfl_gb.rank or rank, config.sfl_gb.drop)
 
     def at(self, placement: Placement) -> Scheme:
-        return SflGb(self.config, placement)
+        return type(self)(self.config, placement)
 
     def settings(self) -> dict[str, Any]:
         assert isinstance(self.feedback, Basis)

@@ -14,7 +14,6 @@ from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import SflGa
 from splitcast.theory.passes import CHUNK, Parts, boundaries, check_draws, leaves_of, pull_back, shares
 from splitcast.theory.probe import Watcher, nothing, per_placement, probe, squares
-from splitcast.training.placement import Placement
 from splitcast.training.task import Task
 
 SFL_GA = SflGa(Config())
@@ -62,7 +61,9 @@ def estimate_gamma(
     rho = shares(parts, x).double()
     found = torch.zeros(draws, len(model.cuts), dtype=torch.float64, device="cpu")
     for at, (cut, own) in enumerate(zip(model.cuts, per_placement(scheme, len(model.cuts)), strict=True)):
-        placement = Placement.split(cut, model.depth)
+        placement = own.place(cut, model.depth)
+        if len(placement.segments) != 2:
+            raise SplitcastError(f"gamma: is measured for schemes of two segments; {own.name} has another placement")
         if model.client_size(cut) == 0:
             continue
         for k in range(draws):

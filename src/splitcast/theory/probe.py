@@ -22,7 +22,7 @@ from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placement
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task
-from splitcast.training.weights import TRAINED, Weights
+from splitcast.training.weights import BUFFERS, FROZEN, TRAINED, Weights
 
 CHUNK_BYTES = 2**27
 """Budget of the gradients of clients that are looked at together."""
@@ -98,7 +98,10 @@ def probe(
     sides = {}
     for side in ("client", "server"):
         mine = {k: v.expand(count, *v.shape) for k, v in params.items() if placement.side(k) == side}
-        sides[side] = Weights({TRAINED: mine}, stacked=True)
+        own = {k: v for k, v in model.buffers(x.dtype).items() if placement.side(k) == side}
+        buffers = {k: v.to(x.device).expand(count, *v.shape).clone() for k, v in own.items()}
+        frozen = {k: v.to(x.device) for k, v in model.frozen(x.dtype).items()}
+        sides[side] = Weights({TRAINED: mine, BUFFERS: buffers, FROZEN: frozen}, stacked=True)
     ledger = Ledger()
     here = ProbedServer(Kit(model, task, server, runtime), placement, sides["server"], group, ledger)
     there = ProbedClients(

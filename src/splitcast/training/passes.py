@@ -10,18 +10,27 @@ from torch.func import vmap
 
 from splitcast.model.split import Params, SplitModel
 from splitcast.training.factored import FactoredLinear, Factors
-from splitcast.training.optimiser import Optimiser
+from splitcast.training.optimiser import Optimiser, clipped
 from splitcast.training.placement import Segment
 from splitcast.training.runtime import Runtime
-from splitcast.training.weights import Weights
+from splitcast.training.weights import BUFFERS, FROZEN, Weights
 
 
 class Pass:
     """A segment on x (k, b, ...), for ``rows`` of stacked weights."""
 
     def __init__(
-        self, model: SplitModel, segment: Segment, weights: Weights, rows: slice, x: Tensor, runtime: Runtime
+        self,
+        model: SplitModel,
+        segment: Segment,
+        weights: Weights,
+        rows: slice,
+        x: Tensor,
+        runtime: Runtime,
+        *,
+        again: bool = False,
     ) -> None:
+        """A pass changes buffers where its layers do so, unless it is the same ``again``."""
         self.weights, self.rows, self.x = weights, rows, x
         stacked = weights.stacked
         self.leaves: Params = {
@@ -30,17 +39,20 @@ class Pass:
             if segment.holds(k)
         }
         self.linear = FactoredLinear(self.leaves)
-        fixed = weights.slots.get("frozen", {})
+        buffers = {k: (v[rows] if stacked else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
+        if again:
+            buffers = {k: v.clone() for k, v in buffers.items()}
+        frozen = weights.beside(FROZEN)
 
-        def run(leaves: Params, xs: Tensor) -> Tensor:
-            return model.forward(leaves | fixed if fixed else leaves, xs, segment.start, segment.stop)
+        def run(leaves: Params, own: Params, xs: Tensor) -> Tensor:
+            return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
 
         with runtime.arithmetic():
             if stacked:
                 with self.linear:
-                    self.output: Tensor = vmap(run, randomness="different")(self.leaves, x)
+                    self.output: Tensor = vmap(run, randomness="different")(self.leaves, buffers, x)
             else:
-                flat = run(self.leaves, x.flatten(0, 1))
+                flat = run(self.leaves, buffers, x.flatten(0, 1))
                 self.output = flat.view(*x.shape[:2], *flat.shape[1:])
 
     def backward(self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0) -> Tensor | None:
@@ -53,6 +65,8 @@ class Pass:
         wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
         grads = self.linear.gradients(self.output, grad, wrt)
         at_input = grads.pop("input", None)
+        if (norm := getattr(optimiser, "clip_norm", 0.0)) and grads:
+            grads = clipped(grads, norm, stacked=self.weights.stacked)
         if self.weights.stacked:
             self.weights.step_rows(optimiser, grads, self.rows)
         else:
@@ -72,6 +86,7 @@ def saved_bytes(model: SplitModel) -> int:
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
     own = {p.untyped_storage().data_ptr() for p in params.values()}
     x = torch.zeros(1, *model.input_shape, device="cpu")
-    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:
         model.forward(params, x, 0, model.depth)
     return sum(size for storage, size in seen.items() if storage not in own) or 1

@@ -36,6 +36,8 @@ class Placement:
     """
 
     segments: tuple[Segment, ...]
+    chosen: int = 0
+    """The user's cut that it stands for, where that is not the end of the first segment"""
 
     def __post_init__(self) -> None:
         at = 0
@@ -63,8 +65,12 @@ class Placement:
 
     @property
     def cut(self) -> int:
-        """v: where a sample first leaves the client; V if it never does."""
-        return self.segments[0].stop
+        """v: where a sample first leaves the client (V if it never does), or what stands for it."""
+        return self.chosen or self.segments[0].stop
+
+    def on_client(self, name: str) -> bool:
+        """Whether clients hold a parameter or buffer."""
+        return self.side(name) == "client"
 
     def side(self, name: str) -> Side:
         """Who holds a parameter."""

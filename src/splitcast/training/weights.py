@@ -4,7 +4,7 @@ Each of these is a slot, a dictionary of tensors by parameter name. What can be 
 move, count) is written once, over all slots.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from splitcast.model.split import Params, block_of
 from splitcast.training.factored import Factors, Gradient
-from splitcast.training.optimiser import Optimiser, clipped
+from splitcast.training.optimiser import Optimiser
 
 TRAINED = "trained"
 FROZEN = "frozen"
 """The same for all clients for ever: never stacked, averaged or sent with the others."""
+BUFFERS = "buffers"
+"""Running statistics and the like: averaged, moved and sent with what is trained; of whole numbers the first counts."""
 STATE = "opt/"
 """Slots of the optimiser begin so."""
 
@@ -35,20 +37,26 @@ class Weights:
     pending: Params = field(default_factory=dict)
 
     @staticmethod
-    def start(params: Params, optimiser: Optimiser) -> "Weights":
-        """Initial parameters with the optimiser's state."""
+    def start(
+        params: Params, optimiser: Optimiser, buffers: Params | None = None, frozen: Params | None = None
+    ) -> "Weights":
+        """Initial parameters with the optimiser's state, buffers and frozen parameters."""
         state = {STATE + name: slot for name, slot in optimiser.init(params).items()}
-        return Weights({TRAINED: params, **state})
+        further = {BUFFERS: buffers, FROZEN: frozen}
+        return Weights({TRAINED: params, **state, **{slot: values for slot, values in further.items() if values}})
 
     @property
     def params(self) -> Params:
         """What is trained."""
         return self.slots[TRAINED]
 
-    def all_params(self) -> Params:
-        """What a pass needs, frozen parameters included."""
-        frozen = self.slots.get(FROZEN)
-        return self.params | frozen if frozen else self.params
+    def beside(self, slot: str) -> Params:
+        """Frozen parameters or buffers; empty if there are none."""
+        return self.slots.get(slot, {})
+
+    def everything(self) -> Params:
+        """What a model needs to run."""
+        return self.params | self.beside(FROZEN) | self.beside(BUFFERS)
 
     @property
     def copies(self) -> int:
@@ -69,7 +77,7 @@ class Weights:
             if name in self.pending:
                 self.pending[name].add_(g, alpha=scale)
             else:
-                self.pending[name] = g.mul_(scale) if scale != 1 else g
+                self.pending[name] = g * scale  # not in place: two parameters may share a gradient
 
     def step(self, optimiser: Optimiser) -> None:
         """Step along the gathered gradient."""
@@ -83,9 +91,7 @@ class Weights:
         self._step(optimiser, grads, lambda v: v.data[rows])
 
     def _step(self, optimiser: Optimiser, grads: Mapping[str, Gradient], part: Callable[[Tensor], Tensor]) -> None:
-        if norm := getattr(optimiser, "clip_norm", 0.0):
-            grads = clipped(grads, norm, stacked=self.stacked)
-        elif not optimiser.linear:
+        if not optimiser.linear:
             grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
         state = {
             slot.removeprefix(STATE): {k: part(values[k]) for k in grads}
@@ -112,18 +118,19 @@ class Weights:
 
     def mean(self, weights: Tensor) -> "Weights":
         """sum_n weights_n w^n as one copy; one copy is its own average."""
-        return (
-            self._map(lambda v: torch.tensordot(weights.to(v.dtype), v, dims=1), stacked=False)
-            if self.stacked
-            else self
-        )
+
+        def average(v: Tensor) -> Tensor:
+            return torch.tensordot(weights.to(v.dtype), v, dims=1) if v.is_floating_point() else v[0]
+
+        return self._map(average, stacked=False) if self.stacked else self
 
     def plus(self, other: "Weights | None") -> "Weights":
         """One copy with another one added in place."""
         if other:
             for slot, values in other._moving():
                 for name, value in values.items():
-                    self.slots[slot][name].add_(value)
+                    if value.is_floating_point():
+                        self.slots[slot][name].add_(value)
         return self
 
     @staticmethod
@@ -169,23 +176,22 @@ class Weights:
 
     # on the wire and on disk
 
-    def flat(self, names: Sequence[str]) -> Tensor:
-        """Some parameters of one copy, slot after slot, as one vector."""
-        values = [slot[name].detach().flatten() for _, slot in self._moving() for name in names]
+    def flat(self) -> Tensor:
+        """All that moves of one copy, slot after slot, as one vector."""
+        values = [v.detach().flatten().float() for _, slot in self._moving() for v in slot.values()]
         return torch.cat(values) if values else torch.empty(0, device="cpu")
 
     @staticmethod
-    def unflat(values: Tensor, names: Sequence[str], like: "Weights") -> "Weights":
-        """The inverse of `flat` for weights of the slots and shapes of ``like``."""
+    def unflat(values: Tensor, like: "Weights") -> "Weights":
+        """The inverse of `flat`, for weights of the slots and shapes of ``like``."""
         slots: Slots = {}
         at = 0
         for slot, shapes in like._moving():
             slots[slot] = {}
-            for name in names:
-                count = shapes[name].numel()
-                slots[slot][name] = values[at : at + count].view(shapes[name].shape).clone()
-                at += count
-        return Weights(slots)
+            for name, shape in shapes.items():
+                slots[slot][name] = values[at : at + shape.numel()].view(shape.shape).to(shape.dtype, copy=True)
+                at += shape.numel()
+        return Weights(slots | like._still())
 
     def _moving(self) -> list[tuple[str, Params]]:
         return [(slot, values) for slot, values in self.slots.items() if slot != FROZEN]
