@@ -22,7 +22,7 @@ from splitcast.base.seeds import stream
 from splitcast.cost.cell import POSITIONS, SHADOWING, Array, per_client
 from splitcast.cost.trace import Trace
 
-LEAST_GAIN, MOST_GAIN = 1e-60, 1e60
+LEAST_GAIN, MOST_GAIN = 1e-200, 1e200
 """Of a mean gain, or of one that is not faded: seconds reckoned from it are finite."""
 
 
