@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from naive import NaiveRun
+from resuming import resumes_exactly
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
@@ -202,14 +203,7 @@ def test_sites_do_what_the_simulator_does(scheme, tau):
 def test_a_stopped_run_resumes_exactly(scheme, tmp_path):
     config = settings(scheme=scheme, checkpoint_every=2, participation=0.7, eval_every=1)
 
-    def stop(record):
-        if record.round == 5:
-            raise KeyboardInterrupt
-
-    whole = train(config)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", on_round=stop)
-    assert train(config, tmp_path / "run", resume=True).rounds == whole.rounds
+    assert resumes_exactly(config, tmp_path / "run", stop_at=5)
 
 
 def test_the_trained_model_loads_into_plain_torch():

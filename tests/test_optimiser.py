@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from resuming import resumes_exactly
 from splitcast.base.config import Config, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.engine.simulator import Simulator
@@ -115,14 +116,7 @@ def test_a_stopped_run_resumes_exactly(name, tmp_path):
         lr=0.003, participation=0.7, clip_norm=1.0, policy="random",
     )  # fmt: skip
 
-    def stop(record):
-        if record.round == 5:
-            raise KeyboardInterrupt
-
-    whole = train(config)
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", on_round=stop)
-    assert train(config, tmp_path / "run", resume=True).rounds == whole.rounds
+    assert resumes_exactly(config, tmp_path / "run", stop_at=5)
 
 
 def test_state_travels_and_is_counted():

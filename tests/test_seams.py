@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from resuming import resumes_exactly
 from splitcast.base.codec import EMPTY, Codec, Labels
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
@@ -139,17 +140,8 @@ def test_sites_do_what_the_simulator_does(own):
 @pytest.mark.parametrize("own", OWN)
 def test_training_goes_down_resumes_exactly_and_can_be_planned(own, tmp_path):
     config = settings(**OWN[own], rounds=12, checkpoint_every=4, lr=0.05)
-    whole = train(config)
-
-    def stop(record):
-        if record.round == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", on_round=stop)
-    resumed = train(config, tmp_path / "run", resume=True)
-    assert resumed.rounds == whole.rounds
-    assert whole.rounds[-1].loss < whole.rounds[0].loss
+    rounds = resumes_exactly(config, tmp_path / "run", stop_at=6)
+    assert rounds[-1].loss < rounds[0].loss
     assert plan(config, draws=3).best.latency_s > 0
 
 

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from splitcast.base.config import Count, NonNegative, Positive, section
 from splitcast.base.errors import SplitcastError, imports_allowed, one_of
+from splitcast.base.sections import Count, NonNegative, Positive, section
 from splitcast.remote.guard import AVERAGES
 from splitcast.remote.sites import ROWS, Limits
 

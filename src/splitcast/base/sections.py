@@ -1,0 +1,273 @@
+"""The sections of a configuration: every option with its type, its bounds, its default and the help that --help prints.
+
+Names of things that live in other layers (schemes, codecs, data sets, models) are plain strings here and are
+looked up, and refused with the allowed names, by the layer that owns them.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, TypeVar, dataclass_transform
+
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from splitcast.base.errors import SplitcastError, shown
+
+T = TypeVar("T")
+
+_LAST = 2**63 - 1
+
+Count = Annotated[int, Field(ge=1, le=_LAST)]
+CountOrNone = Annotated[int, Field(ge=0, le=_LAST)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e100, allow_inf_nan=False)]
+Decibel = Annotated[float, Field(ge=-300, le=300, allow_inf_nan=False)]
+Metres = Annotated[float, Field(gt=0, le=1e7, allow_inf_nan=False)]
+Speed = Annotated[float, Field(gt=0, le=1e21, allow_inf_nan=False)]
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, int | float) else value
+
+
+def _plain(value: str) -> str:
+    if any(unicodedata.category(letter) in ("Cc", "Zl", "Zp") for letter in value):
+        raise ValueError("control characters and line breaks are not allowed")
+    return value
+
+
+Text = Annotated[str, Field(max_length=1000), AfterValidator(_plain)]
+Numbers = Annotated[tuple[NonNegative, ...], Field(max_length=100_000), BeforeValidator(_listed)]
+"""One number, or one per client or cut; empty where a default is worked out."""
+Distances = Annotated[tuple[Metres, ...], Field(max_length=100_000), BeforeValidator(_listed)]
+Speeds = Annotated[tuple[Speed, ...], Field(max_length=100_000), BeforeValidator(_listed)]
+Decibels = Annotated[tuple[Decibel, ...], Field(max_length=100_000), BeforeValidator(_listed)]
+
+
+def _one_line(error: pydantic.ValidationError) -> str:
+    first = error.errors()[0]
+    name = ".".join(bare(part) for part in first["loc"])
+    if first["type"] == "unexpected_keyword_argument":
+        return f"{name}: unknown key"
+    return f"{name}: {first['msg'].lower()}, got {shown(first['input'])}"
+
+
+def bare(name: Any) -> str:
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.-]{1,80}", name) else shown(name)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    """A frozen pydantic dataclass whose validation errors are one-line `SplitcastError`s."""
+    made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
+    init: Callable[..., None] = made.__init__
+
+    @wraps(init)
+    def checked(self: Any, **values: Any) -> None:
+        try:
+            init(self, **values)
+        except pydantic.ValidationError as error:
+            raise SplitcastError(_one_line(error)) from None
+
+    made.__init__ = checked
+    validated: type[T] = made
+    return validated
+
+
+@section
+class DataConfig:
+    """What the clients learn from, and how it is spread over them."""
+
+    dataset: Text = "mnist-mini"
+    """mnist-mini (embedded); mnist, fashion-mnist, cifar10 (`splitcast data get`); or module:function of yours."""
+    clients: Annotated[int, Field(ge=1, le=10**7)] = 10
+    """Number of clients N."""
+    partition: Text = "iid"
+    """iid, dirichlet (label skew `alpha`) or shards (`classes_per_client` labels each)."""
+    alpha: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 0.5
+    """Dirichlet concentration; small is very unequal."""
+    classes_per_client: Count = 2
+    """Labels per client with `shards`."""
+    sizes: Text = "equal"
+    """equal or unequal numbers of samples per client."""
+
+
+@section
+class ModelConfig:
+    """What is trained."""
+
+    arch: Text = "cnn"
+    """cnn (the paper's), cnn-small, or module:function building your blocks from (input_shape, classes)."""
+    task: Text = "classification"
+    """What is learned: classification, or module:function of yours building a task from the number of classes."""
+
+
+@section
+class SplitConfig:
+    """How the model is split and what travels."""
+
+    scheme: Text = "sfl-ga"
+    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, or module:function of yours."""
+    cut: Annotated[int, Field(ge=-_LAST, le=_LAST)] = 1
+    """Blocks on the client, 1..V-1."""
+    sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
+    """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, else 1)."""
+    uplink_codec: Text = "auto"
+    """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, or module:function of yours. auto: fp32; for
+    sfl-gb int2 up to cut 2, else int8."""
+    downlink_codec: Text = "auto"
+    """Format of smashed-data gradients on the wire, as above, or module:function. auto: int8 for sfl-gb, else fp32."""
+    client_update: Text = "own"
+    """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
+
+
+@section
+class EpslConfig:
+    """Options of the scheme epsl."""
+
+    aggregate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Fraction of the batch rows whose gradients are aggregated and broadcast."""
+
+
+@section
+class SflGbConfig:
+    """Options of the scheme sfl-gb."""
+
+    rank: CountOrNone = 0
+    """Directions in the broadcast basis of the gradients, at most that many with `drop`; 0: 8 at cut 1, else 32."""
+    drop: Probability = 0.0
+    """Share of the gradients' energy a step may drop, with as few directions as that takes."""
+
+
+@section
+class TrainConfig:
+    """The optimisation."""
+
+    rounds: Annotated[int, Field(ge=1, le=10**9)] = 100
+    """Communication rounds T."""
+    batch: Annotated[int, Field(ge=1, le=10**6)] = 32
+    """Samples per client and local step b."""
+    local_steps: Annotated[int, Field(ge=1, le=10**6)] = 1
+    """Local steps per round, tau."""
+    lr: Positive = 0.02
+    """Learning rate eta."""
+    optimizer: Text = "sgd"
+    """sgd, nesterov, adam, adamw, or module:function of yours made from (lr, momentum). Its state is averaged and moved
+    with the weights, and counted in the bytes."""
+    momentum: Probability = 0.0
+    """Momentum of sgd and nesterov; of adam and adamw the first beta, 0.9 if 0."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Decay of the weights: added to the gradient; adamw takes it from the weights."""
+    schedule: Text = "constant"
+    """How the rate follows the rounds: constant, cosine (to 0), or step (a tenth at a half, a hundredth at 3/4)."""
+    warmup: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Rounds in which the rate rises to lr."""
+    clip_norm: Annotated[float, Field(ge=0, le=1e12)] = 0.0
+    """Longest gradient of a client's half, and of its copy of the server half; 0 is no limit."""
+    participation: Fraction = 1.0
+    """Fraction of the clients chosen each round."""
+    dropout: Probability = 0.0
+    """Probability that a chosen client fails in a round; at least one stays."""
+    eval_every: Count = 5
+    """Rounds between test-set evaluations; the last round is always evaluated."""
+    checkpoint_every: Count = 10
+    """Rounds between checkpoints."""
+    seed: CountOrNone = 0
+    """Seed of every random stream (data, model, batches, ...), each drawn apart."""
+    dtype: Text = "float32"
+    """float32, or float64 to check arithmetic."""
+    device: Text = "cpu"
+    """Where it is computed: cpu, cuda, cuda:1, mps ..."""
+
+
+@section
+class NetworkConfig:
+    """The wireless cell in which rounds take time. Defaults are the paper's; it counts one CPU cycle as one FLOP.
+
+    What differs between clients is one number for all, one number per client, or a range `low high` from which
+    each client's is drawn once.
+    """
+
+    bandwidth_hz: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False)] = 20e6
+    """Bandwidth B, shared by all transmissions of one direction."""
+    noise_dbm_per_hz: Decibel = -174.0
+    """Noise power density N0."""
+    server_power_dbm: Decibel = 33.0
+    """Transmit power P of the server."""
+    client_power_dbm: Decibels = (25.0,)
+    """Transmit power of the clients."""
+    client_power_dbm_range: Decibels = ()
+    """Draw each client's power uniformly (in dBm) from `low high` instead."""
+    server_flops_per_s: Speed = 100e9
+    """Speed of the server, shared by the clients' server halves."""
+    client_flops_per_s: Speeds = (0.1e9,)
+    """Speed of the clients."""
+    client_flops_per_s_range: Speeds = ()
+    """Draw each client's speed uniformly from `low high` instead."""
+    radius_m: Metres = 500.0
+    """Clients are spread evenly over a disc of this radius around the server."""
+    min_distance_m: Metres = 10.0
+    """No client is closer to the server than this."""
+    distance_m: Distances = ()
+    """Distances of the clients from the server, instead of drawing them."""
+    shadowing_db: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = 0.0
+    """Standard deviation of log-normal shadowing, drawn once per client."""
+    channel: Text = "rayleigh"
+    """rayleigh (path loss, shadowing, block fading), or module:function making yours from (network, clients, seed)."""
+    trace: Text = ""
+    """CSV file of channel gains (columns round,client,gain) to replay instead of the channel model."""
+    workload: Text = "profiled"
+    """profiled (FLOPs counted on the model) or paper (its constants, the same for every cut)."""
+    allocation: Text = "optimal"
+    """How bandwidth and server speed are shared: optimal, equal, or module:function of yours."""
+    epsilon: NonNegative = 0.0
+    """Privacy: a cut must keep log(1 + phi(v)/q) at or above this."""
+    gamma: Numbers = ()
+    """Gamma(phi(v)) for every cut, the convergence penalty of P1. Default: phi(v)/q."""
+    gamma_weight: NonNegative = 1.0
+    """Weight w of Gamma against seconds in P1."""
+
+
+@section
+class PolicyConfig:
+    """Which cut every round uses."""
+
+    policy: Text = "fixed"
+    """fixed (the cut given), fixed:V, random, greedy, myopic, clairvoyant, ddqn:FILE, or module:function of yours."""
+    charge_migration: bool = True
+    """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
+    gamma_draws: CountOrNone = 0
+    """Measure Gamma(phi(v)) at the start, from so many mini-batches per client, instead of taking `gamma`."""
+
+
+@section
+class LearnConfig:
+    """How the DDQN of Algorithm 1 learns. Not part of a run: a policy is learned once and then used by many."""
+
+    episodes: Count = 500
+    """Episodes L_max; an episode is as long as a training."""
+    parallel: Count = 10
+    """Episodes that run side by side; they share each gradient step."""
+    hidden: Count = 64
+    """Units of each of the two hidden layers of the Q-network."""
+    learning_rate: Positive = 2e-3
+    """Adam's learning rate at the start; it falls linearly to zero."""
+    discount: Probability | None = None
+    """Discount gamma. Default: 0 while moves are free, since then a cut changes nothing but its own round, else 0.9."""
+    minibatch: Count = 128
+    """Transitions per gradient step."""
+    buffer: Count = 100_000
+    """Transitions that are remembered."""
+    target_every: Count = 50
+    """Gradient steps between copies of the Q-network to the target network."""
+    explore_episodes: Count = 100
+    """Episodes over which the chance of a random cut falls from 1 to `explore_end`."""
+    explore_end: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Chance of a random cut from then on; it is 0 in use."""
+    held_out: Count = 20
+    """Episodes, never learned from, on which the policy is judged."""
