@@ -161,7 +161,7 @@ def read_npz(path: Path, keys: Sequence[str], most_bytes: int = MOST_BYTES) -> d
         raise
     except Exception as error:  # of many kinds, for a file that anybody may have written
         said = shown(" ".join(str(error).split()) or type(error).__name__)
-        raise SplitcastError(f"data: {path} is not a whole .npz file ({said})") from None
+        raise SplitcastError(f"data: {path} must be a .npz file, whole: {said}") from None
 
 
 def _check_member(path: Path, key: str, member: zipfile.ZipInfo, size: int) -> None:

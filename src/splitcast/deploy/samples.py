@@ -1,11 +1,8 @@
 """Where a site's rows and the server's test rows come from. They are read where they are used and sent nowhere."""
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +10,7 @@ from splitcast import data
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, imported
 from splitcast.data import Dataset, from_datasets, from_tensors
+from splitcast.data.datasets import read_npz
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
 from splitcast.run.loop import make_parts
 
@@ -49,12 +47,11 @@ def read_rows(source: str, where: str) -> Rows:
     path = Path(source).expanduser()
     if not path.is_file():
         raise SplitcastError(f"data: {path} does not exist; put the data there, or correct the path {where}")
-    stored: Any
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return _rows(torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        stored = read_npz(path, ("x", "y"))
+    except SplitcastError as error:
         raise SplitcastError(f"data: {path} must be a .npz file with arrays x and y: {error}") from None
+    return _rows(torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]))
 
 
 def _imported(source: str, where: str) -> Rows:
