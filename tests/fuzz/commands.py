@@ -130,7 +130,8 @@ class Commands(Subject):
             given |= {"rounds": "2", "episodes": "2", "held-out": "1", "hidden": "2", "explore-episodes": "1"}
         pool = [*([] if name == "profile" else LEAVES), *OWN[name] * 3]
         for flag in rng.sample(pool, rng.choice([0, 1, 1, 2, 3])):
-            given[flag] = word(rng, flag, SMALL_NUMBERS if flag in HEAVY else NUMBERS)
+            some = [n for n in NUMBERS if n != 10**6] if flag == "classes" else NUMBERS  # so many take gigabytes
+            given[flag] = word(rng, flag, SMALL_NUMBERS if flag in HEAVY else some)
         given.pop("config", None)
         args = [name, *(["psl"] if name == "compare" else [])]
         for flag, value in given.items():

@@ -143,7 +143,7 @@ def from_toml(text: str, source: str = "config") -> Config:
     >>> from_toml(to_toml(anywhere)) == anywhere
     True
     """
-    raw = moved(_parsed(text, source), source)
+    raw = moved(tables(text, source), source)
     parts: dict[str, Any] = {}
     for name, values in raw.items():
         home = next((part for part, kind in SECTIONS.items() if name in kind.__dataclass_fields__), "")
@@ -166,7 +166,8 @@ def from_toml(text: str, source: str = "config") -> Config:
     return Config(**parts)
 
 
-def _parsed(text: str, source: str) -> dict[str, Any]:
+def tables(text: str, source: str) -> dict[str, Any]:
+    """What TOML holds, if it is not too much."""
     _fits(text, source)
     if _LONG_KEY.search(_QUOTED.sub("q", text)):
         raise SplitcastError(f"{source}: not valid TOML: a key of too many parts")

@@ -11,13 +11,23 @@ from typing import Any
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _limits: tuple[tuple[str, ...], ...] = ()  # of the whole process: calls come in on other threads
 _lock = Lock()
+LONGEST = 2000
+"""Letters of an error."""
 
 
 class SplitcastError(Exception):
     """Bad input. The message is one line: the field, the bad value, and what is allowed.
 
-    The command line prints it and exits with code 2.
+    The command line prints it and exits with code 2. Whatever a name or value brings along, it stays one line of
+    printable characters, and not a long one.
+
+    >>> print(SplitcastError("out: a\\nb is a file"))
+    out: a?b is a file
     """
+
+    def __init__(self, message: str = "") -> None:
+        line = "".join(letter if letter.isprintable() else "?" for letter in f"{message}"[:LONGEST])
+        super().__init__(line if len(f"{message}") <= LONGEST else f"{line[:-4]} ...")
 
 
 def one_of(field: str, value: str, allowed: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import tyro
 
 from splitcast.base.config import Config, load
-from splitcast.base.errors import SplitcastError
+from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.renames import moved_flag
 from splitcast.cli.options import (
     FLAGS,
@@ -213,7 +213,8 @@ def _dispatch(arguments: list[str]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:  # a folder that cannot be written, a full disk
-        print(f"splitcast: cannot use {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        said = SplitcastError(f"cannot use {shown(error.filename or 'a file')}: {error.strerror or error}")
+        print(f"splitcast: {said}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as stopped:
         print(f"splitcast: interrupted{f'; {stopped}' if str(stopped) else ''}", file=sys.stderr)

@@ -30,7 +30,8 @@ def run_learning(config: Config, settings: LearnConfig, out: Path, output: Outpu
     try:
         learned = learn_policy(config, settings, show)
     finally:
-        bar.stop()
+        if bar.live.is_started:  # else it would print an empty line
+            bar.stop()
     learned.agent.save(out / "policy.safetensors")
     facts = learned.as_json() | {"flat_after_episode": flat_after(learned.curve)}
     (out / "learned.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

@@ -56,7 +56,7 @@ def read_local(kit: Path) -> Local:
     key = "test" if (kit / "startup" / "fed_server.json").is_file() else "data"
     try:
         raw = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (OSError, ValueError, RecursionError):
         raw = {}
     source, imports = raw.pop(key, None), raw.pop("imports", [])
     if not isinstance(source, str):

@@ -13,7 +13,6 @@ call_timeout_s = 60
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import field, fields
 from pathlib import Path
@@ -21,7 +20,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from splitcast.base.errors import SplitcastError, imports_allowed, one_of
+from splitcast.base.config import MAX_BYTES, tables
+from splitcast.base.errors import SplitcastError, imports_allowed, one_of, shown
 from splitcast.base.sections import Count, NonNegative, Positive, section
 from splitcast.remote.guard import AVERAGES
 from splitcast.remote.sites import ROWS, Limits
@@ -121,14 +121,15 @@ class Deployment:
 def load_deployment(path: Path) -> Deployment:
     """Read and validate; every problem is one line."""
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = tables(file.read(MAX_BYTES + 1).decode("utf-8"), str(path))
     except OSError as error:
         raise SplitcastError(f"deployment: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SplitcastError(f"{path}: not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise SplitcastError(f"{path}: not valid TOML: not a text in UTF-8") from None
     for name in raw:
         if name not in ("server", "sites", "limits"):
-            raise SplitcastError(f"{path}: unknown section [{name}]; allowed are server, sites, limits")
+            raise SplitcastError(f"{path}: unknown section [{shown(name)[1:-1]}]; allowed are server, sites, limits")
     sites = raw.get("sites", {})
     if not isinstance(sites, dict) or not sites or not all(isinstance(site, dict) for site in sites.values()):
         raise SplitcastError(f'{path}: has no sites; add [sites.site-1] with data = "..."')
@@ -149,9 +150,11 @@ def load_deployment(path: Path) -> Deployment:
 
 def _made(kind: Any, values: dict[str, Any], where: str) -> Any:
     allowed = [part.name for part in fields(kind)]
+    if not isinstance(values, dict):
+        raise SplitcastError(f"{where}: is {shown(values)}; write a section, with its keys below it")
     for key in values:
         if key not in allowed:
-            raise SplitcastError(f"{where}: unknown key {key!r}; allowed are {', '.join(allowed)}")
+            raise SplitcastError(f"{where}: unknown key {shown(key)}; allowed are {', '.join(allowed)}")
     try:
         made = kind(**values)
         with imports_allowed(getattr(made, "imports", ())):  # looks at the entries

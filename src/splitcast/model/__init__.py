@@ -1,16 +1,19 @@
 """Models by name."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from splitcast.base.errors import SplitcastError
+from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.model.cnn import paper_cnn, small_cnn
 from splitcast.model.split import SplitModel
 
 Builder = Callable[[Sequence[int], int], nn.Sequential | Sequence[nn.Module]]
+
+MOST_VALUES, MOST_CLASSES = 2**26, 10**6 + 1
 
 ARCHITECTURES = Registry[Builder]("arch", takes=2, entries={"cnn": paper_cnn, "cnn-small": small_cnn})
 
@@ -24,11 +27,21 @@ def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> Spl
     >>> build("cnn", (1, 28, 28), 10, seed=0).depth
     5
     """
-    if not input_shape or min(input_shape) < 1:
-        raise SplitcastError(f"input_shape: {tuple(input_shape)}; give sizes of at least 1, as in 1 28 28")
-    if classes < 2:
-        raise SplitcastError(f"classes: {classes}; must be at least 2")
+    if not 1 <= len(input_shape) <= 8 or min(input_shape) < 1 or math.prod(input_shape) > MOST_VALUES:
+        raise SplitcastError(
+            f"input_shape: {shown(tuple(input_shape))}; give sizes of at least 1, as in 1 28 28, and at most "
+            f"{MOST_VALUES:,} values"
+        )
+    if not 2 <= classes <= MOST_CLASSES:
+        raise SplitcastError(f"classes: {shown(classes)}; must be at least 2 and at most {MOST_CLASSES:,}")
     builder = ARCHITECTURES.find(arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return SplitModel(builder(input_shape, classes), input_shape)
+        try:
+            return SplitModel(builder(input_shape, classes), input_shape)
+        except (RuntimeError, MemoryError) as error:
+            if isinstance(error, RuntimeError) and "alloc" not in str(error):
+                raise
+            raise SplitcastError(
+                f"input_shape: {tuple(input_shape)} with {classes} classes makes a model beyond the memory"
+            ) from None

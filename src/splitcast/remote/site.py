@@ -5,6 +5,8 @@ the server says is checked (`remote.wire`) before anything is done with it. Noth
 the program sends. How calls travel is none of its business: see `remote.flare`.
 """
 
+import copy
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -76,17 +78,22 @@ class WeightStore(Protocol):
 
 
 def published(call: Callable[Concatenate[S, P], Answer | None]) -> Callable[Concatenate[S, P], Answer]:
-    """One call at a time, in the order of their numbers, and how long it took."""
+    """One call at a time, with the arguments it takes, in the order of their numbers, and how long it took."""
+    takes = inspect.signature(call)
 
     @wraps(call)
     def measured(site: S, /, *args: P.args, **kwargs: P.kwargs) -> Answer:
         started = time.perf_counter()
+        try:
+            takes.bind(site, *args, **kwargs)
+        except TypeError as error:
+            raise Refused(f"request: {shown(str(error))}") from None
         number = integer(kwargs.get("call"), "call", 1, MOST_CALLS)
         with site.busy:
             if number < site.last_call and call.__name__ != "join":  # with which a server begins to count
                 raise Refused(f"call: number {number} came late, after {site.last_call}")
-            site.last_call = number
             answer = call(site, *args, **kwargs) or {}
+            site.last_call = number  # one that was refused is none
         return answer | {"seconds": time.perf_counter() - started}
 
     return measured
@@ -111,25 +118,25 @@ class Site:
     @published
     def join(self, call: Any, config: Any, run: Any, client: Any, input_shape: Any, classes: Any) -> Answer:
         """Take part in a run as client number ``client``."""
-        self.leave()
         made = from_toml(text(config, "config", CONFIG_TEXT), "configuration from the server")
-        self.client = integer(client, "client", 0, MOST_CLIENTS)
+        client = integer(client, "client", 0, MOST_CLIENTS)
         classes = integer(classes, "classes", 2, MOST_CLASSES)
         shape = tuple(integer(n, "input_shape", 1, MOST_VALUES) for n in items(input_shape, "input_shape", 8))
         run = text(run, "run")
-        self.x, self.y = self._rows(made, self.client)
-        if tuple(self.x.shape[1:]) != shape:  # before a model of that size is made
-            raise Refused(f"data: samples here are {tuple(self.x.shape[1:])}, the model takes {shape}")
-        if int(self.y.max()) >= classes:
-            raise Refused(f"data: label {int(self.y.max())} here is not below {classes}, the number of classes")
-        self.model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
-        self.scheme, self.runtime = make_scheme(made), Runtime.of(made.train)
-        self.optimiser = make_optimiser(made.train)
-        self.kit = Kit(self.model, make_task(made.model.task, classes), self.optimiser, self.runtime)
-        self.like = Weights.start(self.model.initial(), self.optimiser, self.model.buffers(), self.model.frozen())
-        self.weights, self.placement = self.like.only(lambda name: False), self.scheme.place(1, self.model.depth)
-        self.holds = False
-        self.store = self._make_store(run)
+        x, y = self._rows(made, client)
+        if tuple(x.shape[1:]) != shape:  # before a model of that size is made
+            raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
+        if int(y.max()) >= classes:
+            raise Refused(f"data: label {int(y.max())} here is not below {classes}, the number of classes")
+        model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
+        scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
+        kit = Kit(model, make_task(made.model.task, classes), optimiser, runtime)
+        like = Weights.start(model.initial(), optimiser, model.buffers(), model.frozen())
+        placement, store = scheme.place(1, model.depth), self._make_store(run)
+        self.leave()  # nothing is refused from here on, and so far nothing has changed
+        self.client, self.x, self.y, self.model, self.scheme, self.runtime = client, x, y, model, scheme, runtime
+        self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
+        self.weights, self.holds = like.only(lambda name: False), False
         self.config, self.joined = made, True
         return {"rows": len(self.y)}
 
@@ -176,7 +183,7 @@ class Site:
         self.leave()
         self.optimiser.begin(round_)
         self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
-        cohort = SiteCohort(self, self.group)
+        cohort, self._before = SiteCohort(self, self.group), copy.deepcopy(self.weights)
         self._dialogue = Dialogue(
             lambda dialogue: self.scheme.at(self.placement).round(round_, cohort, None, SiteLink(dialogue))
         )
@@ -220,9 +227,12 @@ class Site:
         assert self._dialogue is not None
         turn = integer(turn, "turn", self._answered[1] + 1, self._answered[1] + 1)
         given = items(messages, "messages", MOST_MESSAGES)
+        over = self._dialogue.ended
         try:
             sent = self._dialogue.go_on(given)
         except BaseException:
+            if not over:  # a round that was refused leaves no trace
+                self.weights = self._before
             self._dialogue = None
             raise
         self._answered = (self.group.round, turn, {"messages": sent, "loss": float(self.group.loss)})

@@ -150,7 +150,7 @@ class Sites:
         """Note that a site failed; too often, and it is dropped."""
         first_today = n not in self.failures
         self.failures[n] = reason
-        if first_today:
+        if first_today or n not in self.strikes:  # one that was welcomed back today begins anew
             self.strikes[n] = self.strikes.get(n, 0) + 1
         if self.strikes[n] >= self.limits.drop_after:
             self.drop(n, f"{reason} (failure {self.strikes[n]} in a row: left alone for a while)")

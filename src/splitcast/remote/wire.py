@@ -88,12 +88,15 @@ def unpack_weights(message: Any, like: Weights) -> Weights:
 
 
 def payload_bytes(value: Any) -> int:
-    """Bytes of all messages in a request or an answer."""
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(payload_bytes(part) for part in value.values())
-    return sum(payload_bytes(part) for part in value) if isinstance(value, list | tuple) else 0
+    """Bytes of all messages in a request or an answer, however deep they are nested."""
+    total, rest = 0, [value]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, bytes):
+            total += len(part)
+        elif isinstance(part, dict | list | tuple):
+            rest.extend(part.values() if isinstance(part, dict) else part)
+    return total
 
 
 def shown(value: Any) -> str:

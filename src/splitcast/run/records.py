@@ -101,6 +101,8 @@ class RunFolder:
     def reconfigure(self, config: Config) -> None:
         """Ask something else of an existing run, such as more rounds, which makes it unfinished."""
         content = to_toml(config).encode()
+        if self.summary_file.is_dir():
+            raise SplitcastError(f"run: {self.summary_file} is a folder; remove it")
         self.summary_file.unlink(missing_ok=True)
         known = read_identity(self.path)
         if known:  # at any moment config.toml has one of the digests in run.json
@@ -159,19 +161,27 @@ class RunFolder:
     # ---- what was measured before
 
     def save_gamma(self, gamma: Sequence[float]) -> None:
-        """Keep what was measured, so that resuming need not do it again."""
-        write_atomically(self.gamma_file, (json.dumps({"gamma": list(gamma)}) + "\n").encode())
+        """Keep what was measured, sealed, so that resuming need not do it again."""
+        content: dict[str, Any] = {"gamma": [float(value) for value in gamma]}
+        if known := read_identity(self.path):
+            content["run"] = known.run
+            content["digest"] = _seal(content)
+        write_atomically(self.gamma_file, (json.dumps(content) + "\n").encode())
 
     def gamma(self) -> tuple[float, ...]:
         """What `save_gamma` kept; empty if nothing."""
         if not self.gamma_file.exists():
             return ()
         try:
-            values = parsed(read_bounded(self.gamma_file, LINE_BYTES))["gamma"]
+            found = parsed(read_bounded(self.gamma_file, LINE_BYTES))
+            values, said = found["gamma"], found.pop("digest", None)
+            known = read_identity(self.path)
             if not isinstance(values, list) or len(values) > ENTRIES:
                 raise ValueError
+            if known and (said != _seal(found) or found.get("run") != known.run):
+                raise ValueError
             return tuple(number(value) for value in values)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise SplitcastError(f"run: {self.gamma_file} is damaged; delete it to measure Gamma again") from None
 
     # ---- rounds
@@ -287,7 +297,7 @@ class RunFolder:
 
     def _last_chain(self) -> str:
         """What the last complete line says; empty without one."""
-        if not self.rounds_file.exists():
+        if not self.rounds_file.is_file():
             return ""
         with self.rounds_file.open("rb") as file:
             size = file.seek(0, 2)
