@@ -7,9 +7,10 @@ from torch import nn
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.data.batches import participants
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
-from splitcast.remote.sites import NoSites
+from splitcast.remote.sites import NoSites, Reply
 from splitcast.run.loop import make_simulator, measure_gamma, train
 from splitcast.schemes.schemes import FedAvg, SflGb, SplitLearning
 from splitcast.training.task import Classification
@@ -57,11 +58,8 @@ class Losing(Wired):
 
     def call(self, method, requests):
         open_ = {n: r for n, r in requests.items() if not self.lost(method, n, r)}
-        replies = super().call(method, open_)
-        gone = {n: None for n in requests if n not in open_}
-        from splitcast.remote.sites import Reply
-
-        return replies | {n: Reply(None, "lost", 0.0) for n in gone}
+        gone = {n: Reply(None, "lost", 0.0) for n in requests if n not in open_}
+        return super().call(method, open_) | gone
 
 
 @pytest.mark.parametrize("method", ["adopt", "begin", "proceed", "hand_in"])
@@ -105,11 +103,8 @@ def test_others_take_the_place_of_a_site_that_is_gone():
     config = settings("psl", participation=0.3)
     fed = federation(config, transport := Losing(3, lambda *_: False))
     first = fed.round(1).clients
-    transport.lost = lambda method, n, request: method == "begin" and n in drawn
-    drawn = {0, 1, 2} - {n for n in range(3) if n not in [0, 1, 2]}
-    from splitcast.data.batches import participants
-
     drawn = set(participants(config.train, 3, 2).tolist())
+    transport.lost = lambda method, n, request: method == "begin" and n in drawn
     report = fed.round(2)
     assert len(first) == 1 and set(report.clients).isdisjoint(drawn) and report.clients
 

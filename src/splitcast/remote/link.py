@@ -2,7 +2,7 @@
 program waits for.
 
 A call takes along everything that was sent to a site since the last one, lets the site's program run until it waits,
-and brings back what it sent. So a round of tau local steps costs tau + 1 calls, however many messages it has.
+and brings back what it sent. So a round of tau steps of two segments costs tau + 1 calls, however many messages it has.
 """
 
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class ServerLink(CountingLink):
         asked = {n: place | {"messages": self._outbox.pop(n, [])} for n in who.ids}
         who.begun, who.turn = True, who.turn + 1
         came = self.sites.ask(method, asked, "upload" if expected or weights else part, read)
-        came = self._sound(who, expected, came)
+        came = self._sound(expected, came)
         who.only(list(came))
         if not came and not who.in_turn and not last:
             raise NoSites(f"sites: none answered in round {who.round}; {self.sites.why()}")
@@ -123,7 +123,7 @@ class ServerLink(CountingLink):
         who.losses = {n: each.loss for n, each in came.items()}
         return who.halves.sound({n: each.weights for n, each in came.items() if each.weights is not None})
 
-    def _sound(self, who: RemoteClients, expected: list[Awaited], came: dict[int, _Arrived]) -> dict[int, _Arrived]:
+    def _sound(self, expected: list[Awaited], came: dict[int, _Arrived]) -> dict[int, _Arrived]:
         """Without those who sent something far too large. Who sends the same as before is noted: it may be true."""
         guard, bad = self.sites.guard, dict[int, str]()
         for k, a in enumerate(expected):
