@@ -16,7 +16,7 @@ demo: $(STAMP)  ## compare the paper's scheme with its baselines on embedded dat
 	$(BIN)/splitcast report demo
 
 test: $(STAMP)  ## all tests; one thread, because the models are tiny and threads only get in each other's way
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 quick: $(STAMP)  ## what a developer runs all the time: under a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK)

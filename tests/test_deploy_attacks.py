@@ -201,6 +201,11 @@ def workers(kit):
     return found
 
 
+def left_alone(run):
+    """Rounds in which the second site was."""
+    return [r.round for r in run.rounds() if "left alone" in (r.failures or {}).get("site-2", "")]
+
+
 @pytest.mark.deploy
 def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_on(live, tmp_path, capsys):
     config, out = tmp_path / "c.toml", tmp_path / "run"
@@ -213,11 +218,11 @@ def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_o
         (frozen,) = workers(live / "site-2")
         frozen.send_signal(signal.SIGSTOP)
         try:
-            wait_for(lambda: "left alone" in (run.rounds()[-1].failures or {}).get("site-2", ""), 40)
+            wait_for(lambda: left_alone(run), 90)
         finally:
             frozen.send_signal(signal.SIGCONT)
-        alone = len(run.rounds())
-        wait_for(lambda: len(run.rounds()) > alone and run.rounds()[-1].clients == 2, 40)
+        alone = left_alone(run)[0]
+        wait_for(lambda: any(record.clients == 2 for record in run.rounds()[alone:]), 90)
         running.terminate()
         _, said = running.communicate(timeout=30)
     finally:
