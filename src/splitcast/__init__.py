@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from splitcast.data import from_datasets, from_tensors
     from splitcast.model.split import SplitModel
     from splitcast.run.loop import Result, train
+    from splitcast.studies.results import results
 
 _HOMES = {
     "Config": "base.config",
@@ -17,6 +18,7 @@ _HOMES = {
     "SplitcastError": "base.errors",
     "from_datasets": "data",
     "from_tensors": "data",
+    "results": "studies.results",
     "train": "run.loop",
     "with_values": "base.config",
 }
@@ -28,6 +30,7 @@ __all__ = [
     "SplitcastError",
     "from_datasets",
     "from_tensors",
+    "results",
     "train",
     "with_values",
 ]

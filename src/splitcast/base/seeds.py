@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy"]
+Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep"]
 _ROLES: tuple[Role, ...] = (
     "data",
     "model",
@@ -19,6 +19,7 @@ _ROLES: tuple[Role, ...] = (
     "layers",
     "channel",
     "policy",
+    "sweep",
 )
 
 

@@ -29,6 +29,7 @@ from splitcast.cli.options import (
     ProfileOptions,
     ReportOptions,
     ReproduceOptions,
+    SweepOptions,
     TrainOptions,
     VerifyOptions,
 )
@@ -40,6 +41,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
 
   train     train one scheme; write a run folder
   compare   train several schemes on the same data and seeds; one table, one figure
+  sweep     train a grid of options and seeds, several at a time; tables with confidence intervals
   plan      which cut, how long a round takes in a wireless cell, and who gets what
   learn     learn which cut to take under which channel (DDQN), for train --policy
   reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
@@ -53,6 +55,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
 examples:
   splitcast train --scheme sfl-ga --cut 1 --rounds 100
   splitcast compare sfl-ga sfl psl --partition dirichlet --alpha 0.3 --out runs/skewed
+  splitcast sweep --over scheme=sfl,sfl-ga partition=iid,shards seed=0..2 --out runs/seeds
   splitcast plan --scheme sfl --bandwidth-hz 10e6 --epsilon 0.001
   splitcast train --policy greedy --epsilon 0.001
   splitcast train --config my.toml --lr 0.1
@@ -71,6 +74,14 @@ def compare(options: CompareOptions) -> None:
     if options.settings.split.scheme != Config().split.scheme:
         raise SplitcastError("scheme: compare takes schemes without a flag, as in: splitcast compare sfl-ga sfl psl")
     run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
+
+
+def sweep(options: SweepOptions) -> None:
+    from splitcast.cli.show_sweep import run_sweep
+
+    if options.jobs < 0 or options.draw < 0:
+        raise SplitcastError("jobs, draw: must be at least 0")
+    run_sweep(options)
 
 
 def plan(options: PlanOptions) -> None:
@@ -172,6 +183,7 @@ Command = Callable[[Any], None]
 COMMANDS: dict[str, tuple[type, Command]] = {
     "train": (TrainOptions, train),
     "compare": (CompareOptions, compare),
+    "sweep": (SweepOptions, sweep),
     "plan": (PlanOptions, plan),
     "learn": (LearnOptions, learn),
     "reproduce": (ReproduceOptions, reproduce),

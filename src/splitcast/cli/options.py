@@ -74,6 +74,27 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class SweepOptions:
+    """Train a grid, a list or a random draw of options, several at a time; results as CSV, Markdown and LaTeX. Finished
+    runs in --out are kept, stopped ones go on. Other options hold for all runs and override those of --config FILE."""
+
+    over: tuple[str, ...] = ()
+    """Options and their values: --over scheme=sfl,sfl-ga cut=1,2 seed=0..4 trains all combinations."""
+    plan: Path | None = None
+    """The same as TOML: [over] with a list for each option, [[runs]] with the options of one run."""
+    draw: int = 0
+    """Train only so many of them, drawn at random from --seed; 0 trains all."""
+    settings: Settings = field(default_factory=Config)
+    out: Path = Path("runs/sweep")
+    """Folder for one run folder per training, results.csv, table.md and table.tex."""
+    jobs: int = 0
+    """Trainings at a time, with one thread each; 0 is one for each core."""
+    on: str = "processes"
+    """processes of this machine, or ray (a cluster whose nodes all see --out; needs the extra `cluster`)."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
 class PlanOptions:
     """Plan a cell without training: latency of every cut, the best legal one, shares of every client, a time line.
     Options override the values of --config FILE."""

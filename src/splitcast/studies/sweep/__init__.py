@@ -1,0 +1,1 @@
+"""Many trainings from one description: a grid, a list or a random draw of options; results as tables."""
