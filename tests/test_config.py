@@ -52,7 +52,7 @@ def train_settings(*args):
 
 
 def test_sections_in_order_with_the_schemes_between_split_and_train():
-    order = ["data", "model", "split", "epsl", "sfl-gb", "train", "network", "policy"]
+    order = ["data", "model", "split", "epsl", "sfl-gb", "train", "network", "world", "policy"]
     assert list(SECTIONS) == order
     assert re.findall(r"^\[(.*)\]$", to_toml(Config()), re.M) == order
     assert list(tomllib.loads(to_toml(Config()))["sfl-gb"]) == ["rank", "drop"]

@@ -43,7 +43,7 @@ def test_rewards_are_the_negated_cost_of_p1_or_the_penalty():
     assert world.legal.tolist() == legal and not all(legal)
     env = CutEnv(world, rounds=4)
     env.reset(seed=3)
-    gains = world.draw(np.random.default_rng(3), 1, 5)[0]
+    gains = world.draw(np.random.default_rng(3), 1, 5)[0].gains
     here, spent = world.scenario, 0.0
     before = None
     for t, action in enumerate([0, 3, 1, 3]):
@@ -112,7 +112,7 @@ def test_moves_cost_nothing_when_not_charged_and_nothing_up_when_halves_are_equa
 def test_a_trace_is_replayed_in_pieces_that_wrap_around(tmp_path):
     Trace(np.arange(1.0, 13.0).reshape(3, 4) * 1e-9).save(tmp_path / "t.csv")
     world = make_cut_costs(trace=str(tmp_path / "t.csv"))
-    drawn = world.draw(np.random.default_rng(0), 20, 5)
+    drawn = world.draw(np.random.default_rng(0), 20, 5).gains
     first = np.round(drawn[:, :, 0] * 1e9).astype(int)
     assert {1, 5, 9} == set(first[:, 0])
     assert all(((row[1:] - row[:-1]) % 12 == 4).all() for row in first)
@@ -131,10 +131,10 @@ class Walk:
 
 def test_pieces_of_a_channel_of_the_users_are_rounds_of_a_training():
     world = make_cut_costs(channel=f"{__name__}:Walk", rounds=5)
-    drawn = np.round(1e-9 / world.draw(np.random.default_rng(0), 50, 7)).astype(int)
+    drawn = np.round(1e-9 / world.draw(np.random.default_rng(0), 50, 7).gains).astype(int)
     assert drawn.shape == (50, 7, 4) and set(drawn[:, 0, 0]) == {1, 2, 3, 4, 5}
     assert ((drawn[:, 1:] - drawn[:, :-1]) % 5 == 1).all()
-    again = world.draw(np.random.default_rng(0), 50, 7)
+    again = world.draw(np.random.default_rng(0), 50, 7).gains
     np.testing.assert_array_equal(np.round(1e-9 / again), drawn)
     env = CutEnv(world, rounds=3)
     env.reset(seed=1)

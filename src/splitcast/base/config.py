@@ -19,6 +19,7 @@ from splitcast.base.sections import (
     SflGbConfig,
     SplitConfig,
     TrainConfig,
+    WorldConfig,
     bare,
     section,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "SflGbConfig",
     "SplitConfig",
     "TrainConfig",
+    "WorldConfig",
     "from_toml",
     "leaf_names",
     "leaves",
@@ -64,6 +66,7 @@ class Config:
     sfl_gb: SflGbConfig = field(default_factory=SflGbConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    world: WorldConfig = field(default_factory=WorldConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
 

@@ -234,6 +234,40 @@ class NetworkConfig:
 
 
 @section
+class WorldConfig:
+    """How the cell changes from round to round. By default only the fading does, anew in every round."""
+
+    path_loss: Text = "paper"
+    """paper (128.1 + 37.6 log10 d_km dB), or uma, umi: 3GPP TR 38.901, with its line of sight and shadowing."""
+    carrier_ghz: Annotated[float, Field(ge=0.5, le=100)] = 3.5
+    """Carrier frequency of uma and umi."""
+    fading: Text = "block"
+    """block (new in every round), gauss-markov or jakes (both correlated by `doppler_hz`), or none."""
+    doppler_hz: Annotated[float, Field(ge=0, le=1e6)] = 0.1
+    """Doppler frequency f_D of correlated fading; J0(2 pi f_D T) is the correlation of two rounds."""
+    interval_s: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Time T between two rounds, for fading and walking."""
+    walk_m_per_s: Annotated[float, Field(ge=0, le=1e4)] = 0.0
+    """Speed of clients who walk from one random point of the disc to the next; 0: they stay."""
+    blockage: Text = "none"
+    """none, common (of all clients at once) or each (of every client on its own)."""
+    blockage_db: Annotated[float, Field(ge=0, le=200)] = 30.0
+    """Loss while blocked."""
+    blocked_rounds: Annotated[float, Field(ge=1, le=1e9)] = 10.0
+    """Mean rounds that a blockage lasts."""
+    clear_rounds: Annotated[float, Field(ge=1, le=1e9)] = 10.0
+    """Mean rounds between two blockages."""
+    load: Text = "none"
+    """Background load of the clients: none, common or each."""
+    busy_speed: Fraction = 0.25
+    """Share of its speed that a client has left while it is busy."""
+    busy_rounds: Annotated[float, Field(ge=1, le=1e9)] = 5.0
+    """Mean rounds that a client is busy."""
+    idle_rounds: Annotated[float, Field(ge=1, le=1e9)] = 15.0
+    """Mean rounds that it is not."""
+
+
+@section
 class PolicyConfig:
     """Which cut every round uses."""
 

@@ -4,8 +4,8 @@ Gain of client n in round t, linear and the same up and down:
     g_t^n = 10^(−(PL(d^n) + X^n) / 10) · |h_t^n|²,      PL(d) = 128.1 + 37.6 log10(d / 1 km)  dB,
 with Rayleigh block fading |h|² ~ Exp(1), constant within a round, and optional log-normal shadowing
 X^n ~ N(0, σ²) dB, drawn once. The paper gives no distances; here clients are spread evenly over a disc of 500 m with
-none closer than 10 m unless configured otherwise. Round t is a pure function of (seed, t), so that a resumed run
-meets the channel it would have met.
+none closer than 10 m unless configured otherwise. The section [world] asks for more (`cost/varying.py`). Round t is a
+pure function of (seed, t), so that a resumed run meets the channel it would have met.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from splitcast.base.config import NetworkConfig
+from splitcast.base.config import NetworkConfig, WorldConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import POSITIONS, SHADOWING, Array, per_client
+from splitcast.cost.pathloss import path_gain
 from splitcast.cost.trace import Trace
+from splitcast.cost.varying import varies, varying
 
 LEAST_GAIN, MOST_GAIN = 1e-200, 1e200
 """Of a mean gain, or of one that is not faded: seconds reckoned from it are finite."""
@@ -55,15 +57,6 @@ class Rayleigh:
 def fade(mean_gain: Array, rng: np.random.Generator, shape: tuple[int, ...] = ()) -> Array:
     """Independent draws of g = mean gain · |h|², |h|² ~ Exp(1); (*shape, N)."""
     return mean_gain * rng.exponential(size=(*shape, len(mean_gain)))
-
-
-def path_gain(distance_m: Array | float) -> Array:
-    """10^(−PL/10) with PL = 128.1 + 37.6 log10(d_km) dB.
-
-    >>> float((-10 * np.log10(path_gain(1000.0))).round(6))
-    128.1
-    """
-    return np.asarray(10.0 ** (-(128.1 + 37.6 * np.log10(np.asarray(distance_m) / 1000)) / 10))
 
 
 def place(config: NetworkConfig, clients: int, seed: int) -> Array:
@@ -125,10 +118,21 @@ def checked(values: Any, clients: int, what: str) -> Array:
     return given
 
 
-def channel(config: NetworkConfig, clients: int, seed: int) -> Channel:
-    """The channel a configuration describes: its trace if it names one, else what its `channel` makes."""
+def channel(config: NetworkConfig, clients: int, seed: int, world: WorldConfig | None = None) -> Channel:
+    """The channel a configuration describes: its trace if it names one, else what its `channel` makes.
+
+    The built-in one is `Rayleigh`, or `Varying` where the section [world] says how the cell changes.
+    """
+    world = world or WorldConfig()
+    if varies(world) and (config.trace or config.channel != "rayleigh"):
+        other = "a trace" if config.trace else config.channel
+        raise SplitcastError(f"channel: {other} says how gains change; leave the fading options of [world] out")
     if config.trace:
         return _ranged(Trace.load(Path(config.trace), clients))
+    if varies(world):
+        rich = varying(config, world, place(config, clients, seed), seed)
+        checked(rich.at(1), clients, "gain (of distance_m, path_loss and blockage_db)")
+        return rich
     made = CHANNELS.find(config.channel)(config, clients, seed)
     if isinstance(made, Rayleigh):
         checked(made.mean_gain, clients, f"mean gain of {config.channel}")

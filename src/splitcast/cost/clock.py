@@ -12,6 +12,7 @@ from splitcast.allocate.allocate import Allocation, allocate, equal_share
 from splitcast.allocate.rate import LinearRate, Rate, ShannonRate
 from splitcast.base.registry import Registry
 from splitcast.cost.cell import Array, Cell
+from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime, StageTime, spectral_efficiency, uplink_rate
 from splitcast.cost.stages import Stage
 
@@ -20,9 +21,9 @@ ALLOCATORS: Registry[Allocator] = Registry("allocation", takes=0, entries={"opti
 
 
 def time_rounds(
-    rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array, allocator: Allocator = allocate
+    rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array | Conditions, allocator: Allocator = allocate
 ) -> list[RoundTime]:
-    """The time of every round under every channel draw; ``gains`` (..., N).
+    """The time of every round under every channel draw; ``gains`` (..., N), or conditions of that shape.
 
     Two clients at equal gains share 1 MHz: 1 Mbit each at 500 kHz · log2(1 + 1 W · 1.5e-6 / (500 kHz · 1e-12 W/Hz))
     = 1 Mbit/s.
@@ -32,17 +33,18 @@ def time_rounds(
     >>> float(one.seconds.round(6))
     1.0
     """
+    met = Conditions.of(gains)
     batches: dict[tuple[str, int], list[Stage]] = {}
     for stage in dict.fromkeys(stage for stages in rounds for stage in stages):
         batches.setdefault((_sharing(stage), len(stage.clients)), []).append(stage)
     solved: dict[Stage, StageTime] = {}
     for (sharing, _), batch in batches.items():
-        solved |= _solve(batch, sharing, cell, gains, allocator)
+        solved |= _solve(batch, sharing, cell, met, allocator)
     return [RoundTime([solved[stage] for stage in stages]) for stages in rounds]
 
 
 def round_seconds(
-    rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array, allocator: Allocator = allocate
+    rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array | Conditions, allocator: Allocator = allocate
 ) -> Array:
     """l_t of C rounds under every draw, (..., C): what each cut would take."""
     return np.stack([timed.seconds for timed in time_rounds(rounds, cell, gains, allocator)], axis=-1)
@@ -53,7 +55,7 @@ def _sharing(stage: Stage) -> str:
 
 
 def _solve(
-    stages: Sequence[Stage], sharing: str, cell: Cell, gains: Array, allocator: Allocator
+    stages: Sequence[Stage], sharing: str, cell: Cell, met: Conditions, allocator: Allocator
 ) -> dict[Stage, StageTime]:
     """G stages of K clients each; all arrays broadcast to (..., G, K)."""
 
@@ -64,10 +66,11 @@ def _solve(
         width = who.shape[1] if any(isinstance(load, tuple) for load in loads) else 1
         return np.array([np.broadcast_to(load, width) for load in loads], dtype=np.float64)
 
-    g = gains[..., who]  # (..., G, K), linear
+    g = met.gains[..., who]  # (..., G, K), linear
+    speed = cell.client_flops_per_s[who] * met.speed[..., who]  # FLOP/s
     efficiency = spectral_efficiency(cell, g)  # bit/s/Hz
-    compute = each("compute_flops") / cell.client_flops_per_s[who]  # l^F = D γ_F / f^n, s
-    backward = each("backward_flops") / cell.client_flops_per_s[who]  # l^B = D γ_B / f^n, s
+    compute = each("compute_flops") / speed  # l^F = D γ_F / f^n, s
+    backward = each("backward_flops") / speed  # l^B = D γ_B / f^n, s
     downlink = each("broadcast_bits") / (cell.bandwidth_hz * efficiency)  # l^D = X / (B e), s
     server = each("joint_flops") / cell.server_flops_per_s  # s
     uplink = np.zeros(1)

@@ -1,6 +1,6 @@
 """A scheme and a model in a cell: what a round of each placement sends, computes and takes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,9 +11,11 @@ from splitcast.base.errors import SplitcastError, one_of
 from splitcast.cost.cell import Cell, cell
 from splitcast.cost.channel import Channel, channel
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime
 from splitcast.cost.privacy import legal, privacy
 from splitcast.cost.stages import WORKLOADS, Stage, Workload, fold, workload
+from splitcast.cost.varying import Course, Varying, background_load
 from splitcast.engine.dry import dry_round
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Event, Ledger
@@ -36,6 +38,8 @@ class Scenario:
     cell: Cell
     channel: Channel
     allocator: Allocator
+    load: Course | None = None
+    """Shares of their speed that clients have left; None: all of it"""
     _work: dict[Placement, Workload] = field(default_factory=dict)
 
     @staticmethod
@@ -50,9 +54,19 @@ class Scenario:
             make_scheme(config),
             make_optimiser(config.train),
             cell(net, clients, seed),
-            channel(net, clients, seed),
+            channel(net, clients, seed, config.world),
             ALLOCATORS.find(net.allocation),
+            background_load(config.world, clients, seed),
         )
+
+    def conditions(self, rounds: Iterable[int]) -> Conditions:
+        """What these rounds of a training meet, (T, N)."""
+        met = []
+        for t in rounds:
+            gains = self.channel.at(t)
+            state = self.channel.state(t) if isinstance(self.channel, Varying) else 0
+            met.append(Conditions(gains, self.load.at(t) if self.load else np.ones_like(gains), np.array(state)))
+        return Conditions.join(met, stack=True)
 
     def place(self, cut: int) -> Placement:
         """The placement that a user's cut means."""
@@ -135,7 +149,7 @@ class RoundClock:
         first = t - (t - 1) % self._block
         block = range(first, min(first + self._block, train.rounds + 1))
         if self._known != (block, stages):
-            gains = np.stack([here.channel.at(k) for k in block])
-            self._known, self._timed = (block, stages), time_rounds([stages], here.cell, gains, here.allocator)[0]
+            met = here.conditions(block)
+            self._known, self._timed = (block, stages), time_rounds([stages], here.cell, met, here.allocator)[0]
         at = (t - first,)
         return float(self._timed.seconds[at]), *self._timed.culprit(at)

@@ -18,11 +18,13 @@ from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
 from splitcast.cost.channel import Rayleigh, fade, record
 from splitcast.cost.clock import round_seconds
+from splitcast.cost.conditions import Conditions
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction, legal
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
+from splitcast.cost.varying import Varying, sampled
 from splitcast.data.batches import participants
 from splitcast.engine.dry import client_values
 from splitcast.engine.links import CountingLink
@@ -39,12 +41,20 @@ _CLIENT_DRAWS = 2**20  # clients × cuts × draws that are timed at once
 class EpisodeCosts:
     """Everything a cut selection can be charged; leading dimensions ... are episodes, T rounds, N clients, C cuts."""
 
-    gains: Array
-    """(..., T, N), linear"""
+    met: Conditions
+    """(..., T, N)"""
     cost: Array
     """w Γ(φ(v)) + l_t(v), (..., T, C)"""
     move_s: Array
     """Seconds of moving [from, to] before the round, (..., T, C, C); 0 throughout where moves are not charged."""
+
+    @property
+    def gains(self) -> Array:
+        """(..., T, N), linear"""
+        return self.met.gains
+
+    def __getitem__(self, episode: int) -> "EpisodeCosts":
+        return EpisodeCosts(self.met[episode], self.cost[episode], self.move_s[episode])
 
 
 class CutCosts:
@@ -72,12 +82,13 @@ class CutCosts:
         """The seed of the configuration."""
         return self.scenario.config.train.seed
 
-    def costs(self, gains: Array) -> EpisodeCosts:
-        """Costs of rounds 1..T with given gains (..., T, N)."""
-        lead, count = gains.shape[:-1], len(self.cuts)
-        flat = gains.reshape(-1, self.clients)
+    def costs(self, gains: Array | Conditions) -> EpisodeCosts:
+        """Costs of rounds 1..T with given gains or conditions (..., T, N)."""
+        met = Conditions.of(gains)
+        lead, count = met.shape, len(self.cuts)
+        flat = met.flat()
         rounds = np.broadcast_to(np.arange(1, lead[-1] + 1), lead).ravel()
-        seconds, down, up = np.zeros((len(flat), count)), np.zeros(len(flat)), np.zeros(len(flat))
+        seconds, down, up = (np.zeros((flat.state.size, *n)) for n in ((count,), (), ()))
         step = max(1, _CLIENT_DRAWS // (self.clients * count))
         whole = self._whole_model()
         for these, stages in self.scenario.rhythms(self.placements, lead[-1]):
@@ -91,10 +102,10 @@ class CutCosts:
         share = self._fraction[None, :] - self._fraction[:, None]  # [from, to]
         move = down[:, None, None] * share.clip(min=0) + (up[:, None] * diverged)[..., None] * (-share).clip(min=0)
         cost = round_cost(self.weighted_gamma, seconds, weight=1.0)
-        return EpisodeCosts(gains, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
+        return EpisodeCosts(met, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
 
-    def _seconds(self, rounds: Sequence[Sequence[Stage]], gains: Array) -> Array:
-        return round_seconds(rounds, self.scenario.cell, gains, self.scenario.allocator)
+    def _seconds(self, rounds: Sequence[Sequence[Stage]], met: Conditions) -> Array:
+        return round_seconds(rounds, self.scenario.cell, met, self.scenario.allocator)
 
     def _whole_model(self) -> list[list[Stage]]:
         """A move that broadcasts, and one that uploads, the whole model; others take their share of its seconds.
@@ -118,26 +129,35 @@ class CutCosts:
 
     def trace(self, rounds: int) -> EpisodeCosts:
         """The rounds that a training with this configuration meets, each with those who take part in it."""
-        known, train = self.costs(record(self.scenario.channel, rounds).gains), self.scenario.config.train
+        known, train = self.costs(self.scenario.conditions(range(1, rounds + 1))), self.scenario.config.train
         for t in range(1, rounds + 1) if train.participation < 1 or train.dropout else ():
             who = participants(train, self.clients, t).tolist()
             stages = [self.scenario.stages(placement, t, who) for placement in self.placements]
-            seconds = self._seconds(stages, known.gains[t - 1 : t])
+            seconds = self._seconds(stages, known.met[t - 1 : t])
             known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
         return known
 
-    def draw(self, rng: np.random.Generator, episodes: int, rounds: int) -> Array:
-        """Gains (E, T, N) of other rounds in the same cell.
+    def draw(self, rng: np.random.Generator, episodes: int, rounds: int, first: int | None = None) -> Conditions:
+        """Other rounds in the same cell, (E, T, N); the channel's chain, if it has one, may be given for the first.
 
         Of a trace, pieces that start anywhere and wrap around; so too of a channel of the user's, which nobody can draw
         anew, but within the rounds of a training: it need not know any further ones.
         """
+        met = self._draw_gains(rng, episodes, rounds, first)
+        if (load := self.scenario.load) is None:
+            return met
+        speed = np.stack([load.process.value(one) for one in sampled(load.process, rng, episodes, rounds)], axis=1)
+        return Conditions(met.gains, speed, met.state)
+
+    def _draw_gains(self, rng: np.random.Generator, episodes: int, rounds: int, first: int | None) -> Conditions:
         source = self.scenario.channel
+        if isinstance(source, Varying):
+            return source.sample(rng, episodes, rounds, first)
         if isinstance(source, Rayleigh):
-            return fade(source.mean_gain, rng, (episodes, rounds))
+            return Conditions.of(fade(source.mean_gain, rng, (episodes, rounds)))
         gains = source.gains if isinstance(source, Trace) else self._own_gains
         start = rng.integers(len(gains), size=(episodes, 1))
-        return np.asarray(gains[(start + np.arange(rounds)) % len(gains)])
+        return Conditions.of(np.asarray(gains[(start + np.arange(rounds)) % len(gains)]))
 
     @cached_property
     def _own_gains(self) -> Array:
@@ -157,6 +177,7 @@ class CutCosts:
         """What the costs depend on, in a few letters."""
         config = self.scenario.config
         parts = [asdict(part) for part in (config.network, config.split, config.model, config.epsl, config.sfl_gb)]
+        parts += [asdict(config.world)]
         parts[1].pop("cut")
         train = [config.train.batch, config.train.local_steps, config.train.optimizer, config.train.momentum, self.seed]
         text = json.dumps([*parts, train, self.clients, config.data.dataset, self.charge_moves])

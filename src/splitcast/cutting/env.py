@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array
+from splitcast.cost.conditions import Conditions
 from splitcast.cutting.costs import CutCosts
 
 Observation = NDArray[np.float32]
@@ -111,17 +112,17 @@ class VectorCutEnv(VectorEnv[Observation, NDArray[np.int64], NDArray[Any]]):
         if isinstance(seed, list):
             assert len(seed) == self.num_envs
             each = [self.world.draw(np.random.default_rng(s), 1, self.rounds + 1) for s in seed]
-            gains = np.concatenate(each)
+            met = Conditions.join(each)
         else:
             if seed is not None:
                 self._np_random = np.random.default_rng(seed)
-            gains = self.world.draw(self.np_random, self.num_envs, self.rounds + 1)
-        return self.start(gains), {}
+            met = self.world.draw(self.np_random, self.num_envs, self.rounds + 1)
+        return self.start(met), {}
 
-    def start(self, gains: Array) -> Observation:
-        """Episodes with given gains (E, T+1, N)."""
-        self._costs = self.world.costs(gains[:, :-1])
-        self._gains, self._t = gains, 0
+    def start(self, met: Conditions) -> Observation:
+        """Episodes with given conditions (E, T+1, N)."""
+        self._costs = self.world.costs(met[:, :-1])
+        self._gains, self._t = met.gains, 0
         self._spent = np.zeros(self.num_envs)
         self._current = np.full(self.num_envs, -1)
         return self._observe()

@@ -12,7 +12,7 @@ from splitcast import data
 from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
-from splitcast.cutting.costs import HELD_OUT, CutCosts, EpisodeCosts
+from splitcast.cutting.costs import HELD_OUT, CutCosts
 from splitcast.cutting.ddqn import Agent, OnEpisodes, learn
 from splitcast.cutting.env import VectorCutEnv
 from splitcast.cutting.policies import CutSelector, make_policy, rollout
@@ -104,17 +104,17 @@ def judge(world: CutCosts, agent: Agent, rounds: int, episodes: int) -> list[Jud
 
     A privacy violation costs C, as it does while the policy learns.
     """
-    gains = world.draw(stream(world.seed, "policy", HELD_OUT), episodes, rounds + 1)
+    met = world.draw(stream(world.seed, "policy", HELD_OUT), episodes, rounds + 1)
     env = VectorCutEnv(world, episodes, rounds)
-    seen, costs, cuts, violations = env.start(gains), np.zeros(episodes), [], 0
+    seen, costs, cuts, violations = env.start(met), np.zeros(episodes), [], 0
     for _ in range(rounds):
         seen, reward, _, _, info = env.step(agent.act(seen))
         costs -= reward
         cuts.append(info["cut"])
         violations += int(info["violation"].sum())
 
-    every = world.costs(gains[:, :-1])
-    known = [EpisodeCosts(every.gains[e], every.cost[e], every.move_s[e]) for e in range(episodes)]
+    every = world.costs(met[:, :-1])
+    known = [every[e] for e in range(episodes)]
     fixed = [f"fixed:{cut}" for cut, good in zip(world.cuts, world.legal, strict=True) if good]
     flown = {}
     for name in ("clairvoyant", "greedy", "myopic", "random", *fixed):

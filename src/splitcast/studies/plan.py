@@ -14,8 +14,8 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import torch_seed
 from splitcast.cost.cell import Array
-from splitcast.cost.channel import record
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import PARTS, RoundTime
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction, legal, privacy
@@ -121,12 +121,12 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     placement = scenario.place(min(best.cut, scenario.model.depth - 1))
     scheme = scenario.scheme.at(placement)
     shown = min(scheme.sync_every or 1, draws)  # a round that has all kinds of stages
-    stages, gains = scenario.stages(placement, shown), scenario.channel.at(shown)
+    stages, met = scenario.stages(placement, shown), scenario.conditions([shown])[0]
     asked, optimal, equal = (
-        time_rounds([stages], scenario.cell, gains, share)[0]
+        time_rounds([stages], scenario.cell, met, share)[0]
         for share in (scenario.allocator, ALLOCATORS["optimal"], ALLOCATORS["equal"])
     )
-    clients = client_plans(scenario, asked, gains)
+    clients = client_plans(scenario, asked, met.gains)
     return Plan(scheme.name, draws, cuts, best, shown, clients, optimal, equal)
 
 
@@ -153,11 +153,11 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     cuts, allowed = [placement.cut for placement in placements], legal(model, placements, net.epsilon)
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]
-    gains = record(scenario.channel, draws).gains
+    met = scenario.conditions(range(1, draws + 1))
     loads, seconds, parts, equal = (np.zeros((len(cuts), n)) for n in (len(LOADS), 1, len(PARTS), 1))
     for these, rounds in scenario.rhythms(placements, draws):
-        mine = gains[these]
-        share = len(mine) / draws
+        mine = met[these]
+        share = len(mine.state) / draws
         timed, baseline = (_means(rounds, scenario, mine, by) for by in (scenario.allocator, ALLOCATORS["equal"]))
         loads += share * np.array([_loads(stages) for stages in rounds])
         seconds += share * timed[0]
@@ -182,10 +182,10 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
 
 
 def _means(
-    rounds: Sequence[Sequence[Stage]], scenario: Scenario, gains: Array, allocator: Allocator
+    rounds: Sequence[Sequence[Stage]], scenario: Scenario, met: Conditions, allocator: Allocator
 ) -> tuple[Array, Array]:
     """Mean latency (C, 1) and mean parts (C, 5) over draws (I, N)."""
-    timed = time_rounds(rounds, scenario.cell, gains, allocator)
+    timed = time_rounds(rounds, scenario.cell, met, allocator)
     return np.array([[t.seconds.mean()] for t in timed]), np.array([t.parts_s.mean(0) for t in timed])
 
 

@@ -64,8 +64,8 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
     mismatch = 0.0
     for stages, rounds in alike.items():
-        gains = np.stack([scenario.channel.at(record.round) for record in rounds])  # (I, N)
-        timed = time_rounds([stages], scenario.cell, gains, scenario.allocator)[0]
+        met = scenario.conditions(record.round for record in rounds)  # (I, N)
+        timed = time_rounds([stages], scenario.cell, met, scenario.allocator)[0]
         recorded = np.array([record.latency_s for record in rounds])
         mismatch = max(mismatch, float(np.max(np.abs(timed.seconds - recorded) / np.maximum(recorded, 1e-12))))
         if mismatch > TOLERANCE:

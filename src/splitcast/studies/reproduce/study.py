@@ -17,7 +17,6 @@ import numpy as np
 from splitcast import data
 from splitcast.base.config import Config, LearnConfig, to_toml, with_values
 from splitcast.cost.cell import Array
-from splitcast.cost.channel import record
 from splitcast.cost.clock import time_rounds
 from splitcast.cutting.policies import fixed_cut
 from splitcast.data import Dataset
@@ -113,7 +112,7 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
     With ``computing_only`` nothing needs time on the air.
     """
     scenario = scenario_of(config, _model(config.model.arch, config.data.dataset))
-    gains = record(scenario.channel, len(cuts)).gains
+    met = scenario.conditions(range(1, len(cuts) + 1))
     placements = [scenario.place(cut) for cut in cuts]
     rounds = [(place, scenario.scheme.at(place).syncs(t)) for t, place in enumerate(placements, 1)]
     kinds = list(dict.fromkeys(rounds))
@@ -122,7 +121,7 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
         stages = [
             [replace(stage, uplink_bits=0, broadcast_bits=0, unicast_bits=0) for stage in each] for each in stages
         ]
-    seconds = np.stack([timed.seconds for timed in time_rounds(stages, scenario.cell, gains, scenario.allocator)])
+    seconds = np.stack([timed.seconds for timed in time_rounds(stages, scenario.cell, met, scenario.allocator)])
     return seconds[[kinds.index(kind) for kind in rounds], np.arange(len(cuts))]
 
 
