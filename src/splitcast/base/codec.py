@@ -190,17 +190,25 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
+IGNORE = -100
+"""A target that counts for nothing, such as padding; torch's own number for it."""
+
+
 class Labels(Codec):
     """Integers 0 to classes - 1: one byte each up to 256 classes, two up to 65536, else four.
 
-    >>> Labels(10).nbytes((32,)), Labels(1000).nbytes((32,))
-    (32, 64)
+    With ``ignore``, targets may also be `IGNORE`, which travels as one class more.
+
+    >>> Labels(10).nbytes((32,)), Labels(1000).nbytes((32,)), Labels(256, ignore=True).nbytes((32,))
+    (32, 64, 64)
     """
 
     exact = True
 
-    def __init__(self, classes: int) -> None:
-        self.classes, self.width = classes, 1 if classes <= 2**8 else 2 if classes <= 2**16 else 4
+    def __init__(self, classes: int, *, ignore: bool = False) -> None:
+        self.classes, self.ignore = classes, ignore
+        codes = classes + ignore
+        self.width = 1 if codes <= 2**8 else 2 if codes <= 2**16 else 4
         self.name = f"uint{8 * self.width}"
 
     def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
@@ -210,14 +218,37 @@ class Labels(Codec):
         return self.width * math.prod(shape)
 
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
-        packed = x.cpu().numpy().astype(_WIDTHS[self.width])
+        codes = torch.where(x == IGNORE, self.classes, x) if self.ignore else x
+        packed = codes.cpu().numpy().astype(_WIDTHS[self.width])
         return torch.from_numpy(np.frombuffer(bytearray(packed.tobytes()), np.uint8)) if packed.size else EMPTY
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         labels = torch.from_numpy(payload.numpy().view(_WIDTHS[self.width]).astype(np.int64)).view(*shape)
-        if labels.numel() and int(labels.max()) >= self.classes:
+        if labels.numel() and int(labels.max()) >= self.classes + self.ignore:
             raise SplitcastError(f"{int(labels.max())} is not below {self.classes}, the number of classes")
-        return labels
+        return torch.where(labels == self.classes, IGNORE, labels) if self.ignore else labels
+
+
+class Flags(Codec):
+    """Values that are 0 or 1, a bit each.
+
+    >>> Flags().nbytes((3, 6)), Flags().encode(torch.tensor([[1.0, 0, 1], [1, 0, 0]])).tolist()
+    (3, [13])
+    """
+
+    name, exact = "flags", True
+
+    def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        return x
+
+    def nbytes(self, shape: Sequence[int]) -> int:
+        return -(-math.prod(shape) // 8)
+
+    def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
+        return pack(x.flatten().to(torch.uint8).cpu(), 1) if x.numel() else EMPTY
+
+    def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
+        return unpack(payload, 1, math.prod(shape)).float().view(*shape)
 
 
 FP32, FP16 = Float("fp32", torch.float32), Float("fp16", torch.float16)

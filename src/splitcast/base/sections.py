@@ -104,7 +104,8 @@ class ModelConfig:
     arch: Text = "cnn"
     """cnn (the paper's), cnn-small, or module:function building your blocks from (input_shape, classes)."""
     task: Text = "classification"
-    """What is learned: classification, or module:function of yours building a task from the number of classes."""
+    """What is learned: classification, multi-label, regression, pixel (a class for every pixel), next-token, or
+    module:function of yours building a task from the number of classes."""
 
 
 @section

@@ -1,4 +1,4 @@
-"""Image datasets as tensors: by name, or from the user's own data."""
+"""Datasets as tensors: by name, or from the user's own data."""
 
 import hashlib
 import math
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from splitcast.base.codec import IGNORE
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 
@@ -41,17 +42,17 @@ NAMES = tuple(MOMENTS)
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled images, split into training and test rows.
+    """Samples and targets, split into training and test rows.
 
     Named sets hold pixels scaled to [0, 1] and then standardised, (x - mean) / std with one mean and
     standard deviation per channel (`MOMENTS`); the user's own data are kept as given.
     """
 
-    train_x: Tensor  # (n, C, H, W) float32
-    train_y: Tensor  # (n,) int64, in [0, classes)
-    test_x: Tensor  # (m, C, H, W) float32
-    test_y: Tensor  # (m,) int64, in [0, classes)
-    classes: int
+    train_x: Tensor  # (n, ...), images (n, C, H, W) float32
+    train_y: Tensor  # (n,) int64 in [0, classes) for classification; else what the task takes (`training.task`)
+    test_x: Tensor  # (m, ...)
+    test_y: Tensor  # (m, ...)
+    classes: int  # what a model puts out per sample, pixel or token: classes, labels, values or tokens (`classes_of`)
     name: str
 
     def fingerprint(self) -> str:
@@ -221,14 +222,26 @@ _HEADER = re.compile(
 
 
 def from_tensors(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, name: str = "custom") -> Dataset:
-    """The user's own images (n, C, H, W) and integer labels (n,); values are kept, as float32 and int64."""
+    """The user's own images (n, C, H, W) and targets: integer labels (n,), or what the task takes, (n, ...).
+
+    Values are kept, as float32, whole numbers of targets as int64."""
     train_x, train_y = _checked("train", train_x, train_y)
     test_x, test_y = _checked("test", test_x, test_y)
     if train_x.shape[1:] != test_x.shape[1:]:
         ours, theirs = tuple(test_x.shape[1:]), tuple(train_x.shape[1:])
         raise SplitcastError(f"test_x: images are {ours}; allowed is {theirs} as in train_x")
-    classes = int(max(train_y.max(), test_y.max())) + 1
+    classes = max(classes_of(train_y), classes_of(test_y))
     return Dataset(train_x, train_y, test_x, test_y, classes, name)
+
+
+def classes_of(y: Tensor) -> int:
+    """How many values a model must put out for targets (rows, ...): for whole numbers one per class or token, else as
+    many as a target has (labels as 0 and 1, values).
+
+    >>> classes_of(torch.tensor([0, 2])), classes_of(torch.zeros(2, 5)), classes_of(torch.tensor([0.5, 2.0]))
+    (3, 5, 1)
+    """
+    return math.prod(y.shape[1:]) if y.is_floating_point() or y.dtype == torch.bool else max(1, int(y.max()) + 1)
 
 
 def from_datasets(train: TorchDataset[Any], test: TorchDataset[Any], name: str = "custom") -> Dataset:
@@ -242,19 +255,29 @@ def _checked(split: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise SplitcastError(
             f"{split}_x: shape is {tuple(x.shape)}; allowed is (n, channels, height, width), none of them 0"
         )
-    if y.shape != x.shape[:1]:
-        raise SplitcastError(f"{split}_y: shape is {tuple(y.shape)}; allowed is ({len(x)},), one per image")
-    if y.is_floating_point() or y.dtype in (torch.bool, torch.uint64):
-        raise SplitcastError(f"{split}_y: type is {y.dtype}; allowed are integers 0 to classes - 1, of at most int64")
+    if y.shape[:1] != x.shape[:1] or y.numel() == 0:
+        raise SplitcastError(f"{split}_y: shape is {tuple(y.shape)}; allowed is ({len(x)}, ...), one per image")
+    return _finite(f"{split}_x", x.to(torch.float32)), _targets(f"{split}_y", y)
+
+
+def _targets(field: str, y: Tensor) -> Tensor:
+    """Whole numbers as int64, others as float32."""
+    if y.is_floating_point() or y.dtype == torch.bool:
+        return _finite(field, y.to(torch.float32))
+    if y.dtype == torch.uint64:
+        raise SplitcastError(f"{field}: type is {y.dtype}; allowed are integers of at most int64, and numbers")
     y = y.to(torch.int64)
-    if y.min() < 0:
-        raise SplitcastError(f"{split}_y: smallest label is {int(y.min())}; allowed are 0 to classes - 1")
+    if (low := int(torch.where(y == IGNORE, 0, y).min())) < 0:
+        raise SplitcastError(f"{field}: smallest label is {low}; allowed are 0 to classes - 1")
     if y.max() > LAST_LABEL:
-        raise SplitcastError(f"{split}_y: largest label is {int(y.max())}; allowed are 0 to {LAST_LABEL}")
-    x = x.to(torch.float32)
-    if not all(bound.isfinite() for bound in torch.aminmax(x)):  # no mask as large as the data
-        raise SplitcastError(f"{split}_x: holds NaN or infinite values; allowed are finite ones")
-    return x, y
+        raise SplitcastError(f"{field}: largest label is {int(y.max())}; allowed are 0 to {LAST_LABEL}")
+    return y
+
+
+def _finite(field: str, values: Tensor) -> Tensor:
+    if not all(bound.isfinite() for bound in torch.aminmax(values)):  # no mask as large as the data
+        raise SplitcastError(f"{field}: holds NaN or infinite values; allowed are finite ones")
+    return values
 
 
 def _plain(field: str, values: Any) -> Tensor:

@@ -50,8 +50,13 @@ def partition(
     then that many classes are chosen at random and the others are left out.
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1:
-        raise SplitcastError(f"labels: shape is {labels.shape}; allowed is (n,), one label per row")
+    if kind == "iid" and labels.ndim:
+        labels = np.zeros(len(labels), np.int64)  # whatever they are
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise SplitcastError(
+            f"partition: {kind} needs one label per row, the targets are {labels.dtype} of shape {labels.shape}; "
+            "choose iid"
+        )
     classes, label, counts = np.unique(labels, return_inverse=True, return_counts=True)
     _check(len(labels), len(classes), clients, kind, alpha, classes_per_client, sizes)
     wish = _sizes(len(labels), clients, sizes, rng)

@@ -10,7 +10,7 @@ from splitcast import data
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, imported
 from splitcast.data import Dataset, from_datasets, from_tensors
-from splitcast.data.datasets import read_npz
+from splitcast.data.datasets import classes_of, read_npz
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
 from splitcast.run.loop import make_parts
 
@@ -37,7 +37,7 @@ def server_dataset(source: str, config: Config) -> Dataset:
         found = data.load(config.data.dataset)
         return replace(found, train_x=found.train_x[:0], train_y=found.train_y[:0])
     x, y = read_rows(source, f"as test in the server's {FILE}")
-    return Dataset(x[:0], y[:0], x, y, int(y.max()) + 1, "own")
+    return Dataset(x[:0], y[:0], x, y, classes_of(y), "own")
 
 
 def read_rows(source: str, where: str) -> Rows:

@@ -16,7 +16,7 @@ from splitcast.schemes.messages import Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Placement
-from splitcast.training.task import Task
+from splitcast.training.task import Task, target_shape
 from splitcast.training.weights import Weights
 
 
@@ -65,6 +65,10 @@ class DryParty:
     def _values(self, block: int) -> Tensor:
         return shape_only(len(self.ids), self.batch, *self.model.smashed_shape(block))
 
+    def _targets(self) -> Tensor:
+        shape = target_shape(self.task, self.model.smashed_shape(self.model.depth))
+        return shape_only(len(self.ids), self.batch, *shape)
+
 
 class DryClients(DryParty):
     """Clients that would take part."""
@@ -76,8 +80,7 @@ class DryClients(DryParty):
         self.cohort = cohort
 
     def batches(self) -> Iterator[Batch]:
-        lead = (len(self.ids), self.batch)
-        batch = Batch(Known(self._values(0)), Known(shape_only(*lead)))
+        batch = Batch(Known(self._values(0)), Known(self._targets()))
         for _ in range(self.cohort.steps):
             yield batch
 

@@ -12,7 +12,7 @@ from splitcast.engine.state import State
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.training.placement import Placement
-from splitcast.training.task import Task
+from splitcast.training.task import Task, measures_of
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Engine(Protocol):
 @torch.no_grad()
 def evaluate(model: SplitModel, params: Params, task: Task, x: Tensor, y: Tensor, batch: int = 50) -> dict[str, float]:
     """The task's measures of a whole model."""
-    sums: Counter[str] = Counter()
+    sums: Counter[str] = Counter()  # of numbers or tensors
     with model.evaluating():
         for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
             sums.update(task.metrics(model.forward(params, xs, 0, model.depth), ys))
-    return {name: total / len(y) for name, total in sums.items()}
+    return measures_of(task, sums, len(y))

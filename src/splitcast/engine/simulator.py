@@ -61,11 +61,11 @@ class Simulator:
         self.runtime = Runtime.of(config.train)
         self.optimiser = make_optimiser(config.train)
         self.kit = Kit(model, task, self.optimiser, self.runtime)
-        self.x, self.y = x.to(self.runtime.device, self.runtime.dtype), y.to(self.runtime.device)
+        self.x, self.y = self._here(x), self._here(y)
         self.sizes = np.array([len(part) for part in parts])
         self._rows = np.concatenate(parts)
         self._first = np.cumsum(self.sizes) - self.sizes
-        self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.x)
+        self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.runtime.device, self.runtime.dtype)
         self._scheme = make_scheme(config)
         self.identical = config.split.client_update == "identical"
         placement = placement or self._scheme.place(config.split.cut, model.depth)
@@ -120,8 +120,7 @@ class Simulator:
 
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """The measures of the averaged model."""
-        x, y = x.to(self.runtime.device, self.runtime.dtype), y.to(self.runtime.device)
-        return evaluate(self.model, self.state.averaged(self.weights), self.task, x, y)
+        return evaluate(self.model, self.state.averaged(self.weights), self.task, self._here(x), self._here(y))
 
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What a checkpoint after round ``t`` holds."""
@@ -131,6 +130,11 @@ class Simulator:
         """Go on after round ``t``."""
         placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
         self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial())
+
+    def _here(self, samples: Tensor) -> Tensor:
+        """Samples or targets where they are computed with; whole numbers (labels, tokens) stay whole."""
+        dtype = self.runtime.dtype if samples.is_floating_point() else samples.dtype
+        return samples.to(self.runtime.device, dtype)
 
     def rows(self, t: int, step: int, clients: np.ndarray) -> Tensor:
         """Rows of ``x`` (K, b) of a local step."""

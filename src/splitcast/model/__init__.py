@@ -32,8 +32,8 @@ def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> Spl
             f"input_shape: {shown(tuple(input_shape))}; give sizes of at least 1, as in 1 28 28, and at most "
             f"{MOST_VALUES:,} values"
         )
-    if not 2 <= classes <= MOST_CLASSES:
-        raise SplitcastError(f"classes: {shown(classes)}; must be at least 2 and at most {MOST_CLASSES:,}")
+    if not 1 <= classes <= MOST_CLASSES:
+        raise SplitcastError(f"classes: {shown(classes)}; must be at least 1 and at most {MOST_CLASSES:,}")
     builder = ARCHITECTURES.find(arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

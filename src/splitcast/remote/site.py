@@ -44,7 +44,7 @@ from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import Pass
 from splitcast.training.placement import Placement, Segment
 from splitcast.training.runtime import Runtime
-from splitcast.training.task import make_task
+from splitcast.training.task import fit_targets, make_task
 from splitcast.training.weights import Weights
 
 Answer = dict[str, Any]
@@ -120,17 +120,17 @@ class Site:
         """Take part in a run as client number ``client``."""
         made = from_toml(text(config, "config", CONFIG_TEXT), "configuration from the server")
         client = integer(client, "client", 0, MOST_CLIENTS)
-        classes = integer(classes, "classes", 2, MOST_CLASSES)
+        classes = integer(classes, "classes", 1, MOST_CLASSES)
         shape = tuple(integer(n, "input_shape", 1, MOST_VALUES) for n in items(input_shape, "input_shape", 8))
         run = text(run, "run")
         x, y = self._rows(made, client)
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
-        if int(y.max()) >= classes:
-            raise Refused(f"data: label {int(y.max())} here is not below {classes}, the number of classes")
         model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
         scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
-        kit = Kit(model, make_task(made.model.task, classes), optimiser, runtime)
+        task = make_task(made.model.task, classes)
+        y = fit_targets(task, y, model.smashed_shape(model.depth), "data")
+        kit = Kit(model, task, optimiser, runtime)
         like = Weights.start(model.initial(), optimiser, model.buffers(), model.frozen())
         placement, store = scheme.place(1, model.depth), self._make_store(run)
         self.leave()  # nothing is refused from here on, and so far nothing has changed

@@ -36,7 +36,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme
 from splitcast.theory import estimate_gamma
 from splitcast.training.placement import Placement
-from splitcast.training.task import make_task
+from splitcast.training.task import Task, fit_targets, make_task
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -111,6 +111,7 @@ def _train(
     elif folder and not folder.is_vacant():
         raise SplitcastError(f"out: {folder.path} is not empty; choose another folder, or --resume")
     engine = engine or make_simulator(config, dataset, model)
+    dataset = fitted(dataset, engine.task, engine.model)
     clock = make_clock(config, engine)
     selector = make_selector(config, engine, clock, dataset, folder if resume else None)
     records: list[RoundRecord] = []
@@ -186,9 +187,17 @@ def make_simulator(config: Config, dataset: Dataset, model: SplitModel | nn.Sequ
         raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
     task = make_task(config.model.task, dataset.classes)
     task.check(model.smashed_shape(model.depth))
+    dataset = fitted(dataset, task, model)
     placement = first_placement(config, model)
     parts = make_parts(config, dataset)
     return Simulator(config, model, task, dataset.train_x, dataset.train_y, parts, placement=placement)
+
+
+def fitted(dataset: Dataset, task: Task, model: SplitModel) -> Dataset:
+    """The dataset with its targets as the task takes them, or a refusal."""
+    shape = model.smashed_shape(model.depth)
+    train_y, test_y = (fit_targets(task, getattr(dataset, name), shape, name) for name in ("train_y", "test_y"))
+    return replace(dataset, train_y=train_y, test_y=test_y)
 
 
 def make_parts(config: Config, dataset: Dataset) -> list[np.ndarray]:
