@@ -113,8 +113,8 @@ def test_folders_that_are_no_new_run_are_refused(capsys, tmp_path):
     [
         (["profile", "--input-shape", "28"], ["input_shape", "(28,)"]),
         (["profile", "--input-shape", "0", "28", "28"], ["input_shape", "(0, 28, 28)"]),
-        (["profile", "--classes", "1"], ["classes", "1", "at least 2"]),
-        (["plan", "--classes", "0"], ["classes", "0", "at least 2"]),
+        (["profile", "--classes", "-1"], ["classes", "-1", "at least 1"]),
+        (["plan", "--classes", "0"], ["classes", "0", "at least 1"]),
         (["plan", "--input-shape", "784"], ["input_shape", "(784,)"]),
         (["compare", "--target", "95"], ["target", "95", "between 0 and 1"]),
         (["compare", "sfl", "--scheme", "psl"], ["scheme", "compare sfl-ga sfl psl"]),

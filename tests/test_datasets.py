@@ -125,12 +125,12 @@ def test_own_datasets_equal_own_tensors():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train_y": torch.zeros(5, dtype=torch.int64)}, ["train_y", "(5,)", "(6,)"]),
+        ({"train_y": torch.zeros(5, dtype=torch.int64)}, ["train_y", "(5,)", "(6, ...)"]),
         ({"train_x": torch.zeros(6, 5, 5)}, ["train_x", "(6, 5, 5)", "channels"]),
         ({"test_x": torch.zeros(0, 3, 5, 5)}, ["test_x", "(0, 3, 5, 5)"]),
         ({"test_x": torch.zeros(4, 3, 5, 6)}, ["test_x", "(3, 5, 6)", "(3, 5, 5)"]),
         ({"test_y": torch.tensor([0, 1, -1, 0])}, ["test_y", "-1"]),
-        ({"train_y": torch.zeros(6)}, ["train_y", "float32", "integers"]),
+        ({"train_y": torch.zeros(6)}, ["test_y", "torch.int64", "torch.float32", "train_y"]),
         ({"train_x": torch.full((6, 3, 5, 5), float("nan"))}, ["train_x", "NaN"]),
         ({"test_x": torch.full((4, 3, 5, 5), float("-inf"))}, ["test_x", "infinite"]),
     ],

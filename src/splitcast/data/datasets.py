@@ -230,6 +230,9 @@ def from_tensors(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tenso
     if train_x.shape[1:] != test_x.shape[1:]:
         ours, theirs = tuple(test_x.shape[1:]), tuple(train_x.shape[1:])
         raise SplitcastError(f"test_x: images are {ours}; allowed is {theirs} as in train_x")
+    if train_y.shape[1:] != test_y.shape[1:] or train_y.dtype != test_y.dtype:
+        test, train = (f"{y.dtype} of {tuple(y.shape[1:])}" for y in (test_y, train_y))
+        raise SplitcastError(f"test_y: targets are {test}; allowed is {train} as in train_y")
     classes = max(classes_of(train_y), classes_of(test_y))
     return Dataset(train_x, train_y, test_x, test_y, classes, name)
 
