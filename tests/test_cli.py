@@ -277,7 +277,7 @@ def test_profile_as_table_and_json(capsys, monkeypatch):
 
 def test_tensorboard_events_are_written(tmp_path, capsys):
     pytest.importorskip("tensorboard")
-    main(["train", *TINY, "--quiet", "--tensorboard", "--out", str(tmp_path / "run")])
+    main(["train", *TINY, "--quiet", "--track", "tensorboard", "--out", str(tmp_path / "run")])
     assert list((tmp_path / "run-events").glob("events*"))
 
 

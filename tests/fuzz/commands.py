@@ -15,7 +15,7 @@ NAMES = ["train", "compare", "plan", "learn", "profile", "report", "data", "veri
 LEAVES = [name.replace("_", "-") for name in leaf_names()]
 LEARN = [name.replace("_", "-") for name in LearnConfig.__dataclass_fields__]
 OWN = {
-    "train": ["out", "resume", "tensorboard", "quiet", "json", "config"],
+    "train": ["out", "resume", "track", "quiet", "json", "config"],
     "compare": ["out", "target", "quiet", "json", "config"],
     "plan": ["draws", "input-shape", "classes", "out", "json", "config"],
     "learn": ["out", "quiet", "json", "config", *LEARN],
@@ -135,7 +135,7 @@ class Commands(Subject):
         given.pop("config", None)
         args = [name, *(["psl"] if name == "compare" else [])]
         for flag, value in given.items():
-            args += [f"--{flag}"] if flag in ("json", "quiet", "tensorboard", "trust") else [f"--{flag}={value}"]
+            args += [f"--{flag}"] if flag in ("json", "quiet", "trust") else [f"--{flag}={value}"]
         return args
 
 

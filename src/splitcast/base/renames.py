@@ -47,4 +47,5 @@ def moved_flag(flag: str) -> str | None:
     ('--sfl-gb.rank', None)
     """
     old = {f"--{old.partition('.')[2]}": f"--{new}" for old, new in MOVED.items()}
+    old["--tensorboard"] = "--track tensorboard"
     return old.get(flag)

@@ -65,7 +65,7 @@ examples:
 def train(options: TrainOptions) -> None:
     from splitcast.cli.show import run_training
 
-    run_training(options.settings, options.out, options.resume, options.tensorboard, options.output)
+    run_training(options.settings, options.out, options.resume, options.track, options.output)
 
 
 def compare(options: CompareOptions) -> None:
@@ -73,7 +73,7 @@ def compare(options: CompareOptions) -> None:
 
     if options.settings.split.scheme != Config().split.scheme:
         raise SplitcastError("scheme: compare takes schemes without a flag, as in: splitcast compare sfl-ga sfl psl")
-    run_comparison(options.settings, options.schemes, options.out, options.target, options.output)
+    run_comparison(options.settings, options.schemes, options.out, options.target, options.track, options.output)
 
 
 def sweep(options: SweepOptions) -> None:
@@ -176,7 +176,7 @@ def bench(options: BenchOptions) -> None:
 def deploy(options: DeployOptions) -> None:
     from splitcast.cli.show_deploy import run_deploy
 
-    run_deploy(options.action, options.file, options.folder, options.only, options.out, options.resume, options.output)
+    run_deploy(options)
 
 
 Command = Callable[[Any], None]

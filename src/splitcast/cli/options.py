@@ -53,8 +53,8 @@ class TrainOptions:
     """Run folder; must be new. Default: runs/<time>-<scheme>."""
     resume: Path | None = None
     """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
-    tensorboard: bool = False
-    """Also write TensorBoard events beside the run folder, into <folder>-events (needs the extra `track`)."""
+    track: tuple[str, ...] = ()
+    """Also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
 
 
@@ -70,6 +70,8 @@ class CompareOptions:
     """Folder for one run folder per scheme and the figure."""
     target: float | None = None
     """Accuracy (0..1) for the columns "to target". Default: the highest whole per cent every scheme reaches."""
+    track: tuple[str, ...] = ()
+    """Also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
 
 
@@ -91,6 +93,8 @@ class SweepOptions:
     """Trainings at a time, with one thread each; 0 is one for each core."""
     on: str = "processes"
     """processes of this machine, or ray (a cluster whose nodes all see --out; needs the extra `cluster`)."""
+    track: tuple[str, ...] = ()
+    """Also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
 
 
@@ -219,4 +223,6 @@ class DeployOptions:
     """run: run folder; must be new. Default: runs/<time>-<scheme>."""
     resume: Path | None = None
     """run: go on with this run folder from its last checkpoint; takes no configuration."""
+    track: tuple[str, ...] = ()
+    """run: also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)

@@ -4,6 +4,7 @@ import json
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from splitcast.cli.options import Output
 from splitcast.model.split import SplitModel
 from splitcast.run.loop import OnRound, train
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.track import tracking
 from splitcast.studies import compare as comparison
 
 
@@ -77,7 +79,7 @@ class Watch:
         return show_and_go
 
 
-def run_training(config: Config, out: Path | None, resume: Path | None, tensorboard: bool, output: Output) -> None:
+def run_training(config: Config, out: Path | None, resume: Path | None, track: Sequence[str], output: Output) -> None:
     """`splitcast train`."""
     if resume:
         if config != Config() or out:
@@ -87,19 +89,16 @@ def run_training(config: Config, out: Path | None, resume: Path | None, tensorbo
     else:
         before = []
         folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
-    watchers: list[OnRound] = []
-    if tensorboard:
-        watchers.append(_tensorboard(folder))
     watch = Watch()
-    if not output.silent:
-        watchers.append(watch(config.split.scheme, config, before))
-
-    def on_round(record: RoundRecord) -> None:
-        for watcher in watchers:
-            watcher(record)
-
+    show = None if output.silent else watch(config.split.scheme, config, before)
     try:
-        with watch:
+        with watch, tracking(track, folder, config) as tracked:
+
+            def on_round(record: RoundRecord) -> None:
+                tracked(record)
+                if show:
+                    show(record)
+
             result = train(config, folder, resume=resume is not None, on_round=on_round)
     except KeyboardInterrupt:
         known = RunFolder(folder).config_file.is_file()
@@ -124,16 +123,26 @@ def line_of(summary: Mapping[str, Any], seconds: str, folder: Path) -> str:
     return "".join(said)
 
 
-def run_comparison(config: Config, schemes: Sequence[str], out: Path, target: float | None, output: Output) -> None:
+def run_comparison(
+    config: Config, schemes: Sequence[str], out: Path, target: float | None, track: Sequence[str], output: Output
+) -> None:
     """`splitcast compare`."""
     comparison.check_target(target)
     watch = Watch()
-    with watch:
-        runs = (
-            comparison.compare(config, schemes, out)
-            if output.silent
-            else comparison.compare(config, schemes, out, watch)
-        )
+    with watch, ExitStack() as stack:
+
+        def watched(name: str, each: Config) -> OnRound:
+            show = None if output.silent else watch(name, each)
+            tracked = stack.enter_context(tracking(track, out / name, each))
+
+            def on_round(record: RoundRecord) -> None:
+                tracked(record)
+                if show:
+                    show(record)
+
+            return on_round
+
+        runs = comparison.compare(config, schemes, out, watched)
     target, rows = comparison.rows(runs, target)
     if output.json:
         print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))
@@ -187,19 +196,3 @@ def print_bench(rows: Sequence[BenchRow]) -> None:
     for row in rows:
         table.add_row(row.name, f"{row.value:.4g}", row.unit)
     Console().print(table)
-
-
-def _tensorboard(folder: Path) -> OnRound:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise SplitcastError("tensorboard: not installed; install the extra `track`") from None
-    writer: SummaryWriter = SummaryWriter(str(folder.with_name(folder.name + "-events")))
-
-    def write(record: RoundRecord) -> None:
-        for key in ("loss", "drift", "up_bytes", "down_bytes", "latency_s", "test_loss", "test_accuracy"):
-            value = getattr(record, key)
-            if value is not None:
-                writer.add_scalar(key, value, record.round)
-
-    return write

@@ -5,7 +5,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,41 +15,34 @@ from rich.table import Table
 
 from splitcast.base.config import Config, load
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.cli.options import Output
+from splitcast.cli.options import DeployOptions, Output
 from splitcast.cli.show import Watch, line_of
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.track import tracking
 
 ACTIONS = ("init", "start", "stop", "status", "run", "renew", "revoke")
 
 
-def run_deploy(
-    action: str,
-    file: Path | None,
-    folder: Path,
-    only: Sequence[str],
-    out: Path | None,
-    resume: Path | None,
-    output: Output,
-) -> None:
+def run_deploy(options: DeployOptions) -> None:
     """`splitcast deploy`."""
-    one_of("action", action, ACTIONS)
+    action, file, folder = one_of("action", options.action, ACTIONS), options.file, options.folder
     try:
         import nvflare  # noqa: F401
     except ImportError:
         raise SplitcastError("deploy: NVIDIA FLARE is not installed; install the extra `deploy`") from None
     logging.getLogger().addHandler(logging.NullHandler())  # FLARE tells every lost connection on stderr
     if action == "run":
-        _run(file, folder, out, resume, output)
+        _run(options)
     elif action == "init":
         _init(file, folder)
     elif action == "status":
-        _status(folder, output)
+        _status(folder, options.output)
     elif action in ("renew", "revoke"):
         _renew(folder, file if action == "revoke" else None, revoke=action == "revoke")
     else:
         from splitcast.deploy import processes
 
-        names = processes.start(folder, only) if action == "start" else processes.stop(folder, only)
+        names = (processes.start if action == "start" else processes.stop)(folder, options.only)
         done = "started" if action == "start" else "stopped"
         print(f"{done}: {', '.join(names) or 'nothing, all is as you wish already'}")
 
@@ -143,10 +136,11 @@ def _terminable(hint: str) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def _run(file: Path | None, folder: Path, out: Path | None, resume: Path | None, output: Output) -> None:
+def _run(options: DeployOptions) -> None:
     from splitcast.deploy.supervise import supervise
 
-    config, out = _what(file, out, resume)
+    folder, resume, output = options.folder, options.resume, options.output
+    config, out = _what(options.file, options.out, resume)
     watch = Watch()
     show = watch(config.split.scheme, config)
 
@@ -155,6 +149,7 @@ def _run(file: Path | None, folder: Path, out: Path | None, resume: Path | None,
         watch.progress.console.print(printable, highlight=False, markup=False, emoji=False)
 
     def on_round(record: RoundRecord) -> None:
+        tracked(record)
         if not output.silent:
             show(record)
             for name, reason in (record.failures or {}).items():
@@ -165,7 +160,7 @@ def _run(file: Path | None, folder: Path, out: Path | None, resume: Path | None,
             say(text)
 
     hint = f"go on with: splitcast deploy run --resume {out} --folder {folder}"
-    with _terminable(hint), watch:
+    with _terminable(hint), watch, tracking(options.track, out, config) as tracked:
         summary = supervise(folder, config, out, resume=resume is not None, on_round=on_round, note=note)
     if output.json:
         print(json.dumps(summary | {"folder": str(out)}))

@@ -23,7 +23,12 @@ def run_sweep(options: SweepOptions) -> None:
     bar = _bar()
     try:
         failed = sweep(
-            chosen, options.out, options.jobs, options.on, None if options.output.silent else _told(bar, chosen)
+            chosen,
+            options.out,
+            options.jobs,
+            options.on,
+            options.track,
+            None if options.output.silent else _told(bar, chosen),
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(again) from None

@@ -29,7 +29,12 @@ OnProgress = Callable[[Point, int], None]
 
 
 def sweep(
-    points: Sequence[Point], out: Path, jobs: int = 0, on: str = "processes", progress: OnProgress | None = None
+    points: Sequence[Point],
+    out: Path,
+    jobs: int = 0,
+    on: str = "processes",
+    track: Sequence[str] = (),
+    progress: OnProgress | None = None,
 ) -> dict[str, str]:
     """Train all points; returns the reasons of those that failed, by name. ``jobs`` 0: one for each core."""
     one_of("on", on, ["processes", "ray"])
@@ -45,7 +50,9 @@ def sweep(
                 told(point, point.config.train.rounds)
         runner = _on_ray if on == "ray" else _in_processes
         failed = {
-            point.name: reason for point, reason in runner(open_, out, jobs or os.cpu_count() or 1, told) if reason
+            point.name: reason
+            for point, reason in runner(open_, out, jobs or os.cpu_count() or 1, track, told)
+            if reason
         }
         _plan(points, out, failed)
     return failed
@@ -77,7 +84,9 @@ def read_plan(out: Path) -> dict[str, Any]:
     return dict(runs)
 
 
-def _in_processes(points: Sequence[Point], out: Path, jobs: int, told: OnProgress) -> Iterator[tuple[Point, str]]:
+def _in_processes(
+    points: Sequence[Point], out: Path, jobs: int, track: Sequence[str], told: OnProgress
+) -> Iterator[tuple[Point, str]]:
     """Workers of our own; they end with us, however that is."""
     waiting, heard = list(reversed(points)), SimpleQueue[tuple[Any, Point, str]]()
     environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
@@ -87,7 +96,7 @@ def _in_processes(points: Sequence[Point], out: Path, jobs: int, told: OnProgres
             if not waiting:
                 return False
             point = waiting.pop()
-            Thread(target=_serve, args=(worker, point, out, told, heard), daemon=True).start()
+            Thread(target=_serve, args=(worker, point, out, track, told, heard), daemon=True).start()
             return True
 
         busy = 0
@@ -113,14 +122,19 @@ def _worker(environment: dict[str, str]) -> "subprocess.Popen[str]":
 
 
 def _serve(
-    worker: "subprocess.Popen[str]", point: Point, out: Path, told: OnProgress, heard: "SimpleQueue[Any]"
+    worker: "subprocess.Popen[str]",
+    point: Point,
+    out: Path,
+    track: Sequence[str],
+    told: OnProgress,
+    heard: "SimpleQueue[Any]",
 ) -> None:
     """Give a worker a point and listen until it is done."""
     reason = "its process ended; out of memory?"
     try:
         assert worker.stdin and worker.stdout
         print(
-            json.dumps({"config": to_toml(point.config), "folder": str(out / point.name)}),
+            json.dumps({"config": to_toml(point.config), "folder": str(out / point.name), "track": list(track)}),
             file=worker.stdin,
             flush=True,
         )
@@ -136,7 +150,9 @@ def _serve(
     heard.put((worker, point, reason))
 
 
-def _on_ray(points: Sequence[Point], out: Path, jobs: int, told: OnProgress) -> Iterator[tuple[Point, str]]:
+def _on_ray(
+    points: Sequence[Point], out: Path, jobs: int, track: Sequence[str], told: OnProgress
+) -> Iterator[tuple[Point, str]]:
     """The cluster that `ray.init` finds, or one on this machine; all its nodes must see the folder."""
     try:
         import ray
@@ -148,7 +164,9 @@ def _on_ray(points: Sequence[Point], out: Path, jobs: int, told: OnProgress) -> 
         ray.init(runtime_env=environment, log_to_driver=False, include_dashboard=False, logging_level="error")
     try:
         run = ray.remote(num_cpus=1, max_retries=0)(train_point)
-        running = {run.remote(to_toml(point.config), str((out / point.name).resolve())): point for point in points}
+        running = {
+            run.remote(to_toml(point.config), str((out / point.name).resolve()), list(track)): point for point in points
+        }
         while running:
             (done,), _ = ray.wait(list(running), num_returns=1)
             point = running.pop(done)

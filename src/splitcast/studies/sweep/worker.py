@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +17,7 @@ from splitcast.base.config import from_toml
 from splitcast.base.errors import SplitcastError
 from splitcast.run.loop import train
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.track import tracking
 
 EVERY_S = 0.5
 """Between two words on progress."""
@@ -24,12 +25,13 @@ EVERY_S = 0.5
 Tell = Callable[[dict[str, Any]], None]
 
 
-def train_point(toml: str, path: str, tell: Tell | None = None) -> str:
+def train_point(toml: str, path: str, track: Sequence[str] = (), tell: Tell | None = None) -> str:
     """Train a configuration in a folder, or go on there; returns why it failed, or nothing."""
     folder, last = RunFolder(Path(path)), 0.0
 
     def on_round(record: RoundRecord) -> None:
         nonlocal last
+        tracked(record)
         if tell and time.monotonic() - last > EVERY_S:
             last = time.monotonic()
             tell({"round": record.round})
@@ -37,7 +39,8 @@ def train_point(toml: str, path: str, tell: Tell | None = None) -> str:
     try:
         config = from_toml(toml)
         known = folder.config_file.is_file()
-        train(config, folder.path, resume=known, on_round=on_round)
+        with tracking(track, folder.path, config) as tracked:
+            train(config, folder.path, resume=known, on_round=on_round)
     except SplitcastError as error:
         return str(error)
     except Exception as error:  # a row of the table, not the end of the sweep
@@ -49,7 +52,7 @@ def main() -> None:
     """Serve jobs until stdin ends."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     sys.stdout = sys.stderr  # what a model or data set prints is not for the one who waits for our answers
-    jobs: SimpleQueue[dict[str, str]] = SimpleQueue()
+    jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
     def listen() -> None:
         for line in sys.stdin:
@@ -62,7 +65,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     while True:
         job = jobs.get()
-        tell({"done": train_point(job["config"], job["folder"], tell)})
+        tell({"done": train_point(job["config"], job["folder"], job["track"], tell)})
 
 
 if __name__ == "__main__":
