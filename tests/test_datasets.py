@@ -26,8 +26,8 @@ from splitcast.data.catalog import (
     cifar_pngs,
     gunzip,
 )
-from splitcast.data.datasets import EMBEDDED
 from splitcast.data.embed import spread_rows
+from splitcast.data.loading import EMBEDDED
 from splitcast.data.sources import Source, debian, npm, site
 
 

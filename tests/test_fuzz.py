@@ -22,8 +22,10 @@ from splitcast.cost.trace import Trace
 from splitcast.cutting.ddqn import Agent, QNetwork
 from splitcast.cutting.env import Encoder
 from splitcast.data import catalog, sources
-from splitcast.data.datasets import from_datasets, from_tensors, load, read_npz
+from splitcast.data.datasets import from_datasets, from_tensors
 from splitcast.data.fetch import fetch
+from splitcast.data.loading import load
+from splitcast.data.npz import read_npz
 from splitcast.data.partition import partition
 from splitcast.data.sources import Recipe
 

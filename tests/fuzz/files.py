@@ -15,7 +15,9 @@ from fuzz.values import NUMBERS, SMALL_NUMBERS, spoiled_bytes, spoiled_lines, te
 from splitcast.cost.trace import Trace
 from splitcast.cutting.ddqn import Agent, QNetwork
 from splitcast.cutting.env import Encoder
-from splitcast.data.datasets import ARRAYS, TYPES, from_tensors, read_npz, stored
+from splitcast.data.datasets import ARRAYS, from_tensors
+from splitcast.data.loading import stored
+from splitcast.data.npz import TYPES, read_npz
 
 
 class Traces(Subject):

@@ -84,7 +84,8 @@ class DataConfig:
     """What the clients learn from, and how it is spread over them."""
 
     dataset: Text = "mnist-mini"
-    """mnist-mini (embedded); mnist, fashion-mnist, cifar10 (`splitcast data get`); or module:function of yours."""
+    """mnist-mini (embedded); mnist, fashion-mnist, cifar10 (`splitcast data get`); yours: a folder of images with a
+    sub-folder per class, a .npz file, or module:function."""
     clients: Annotated[int, Field(ge=1, le=10**7)] = 10
     """Number of clients N."""
     partition: Text = "iid"
@@ -95,6 +96,10 @@ class DataConfig:
     """Labels per client with `shards`."""
     sizes: Text = "equal"
     """equal or unequal numbers of samples per client."""
+    labels: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
+    """Names of the classes, in the order of their numbers. Default: those found, sorted."""
+    image_size: Annotated[int, Field(ge=0, le=8192)] = 0
+    """Height and width to which the images of a folder are cut and resized. Default: their own, if all are alike."""
 
 
 @section

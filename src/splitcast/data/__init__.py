@@ -1,8 +1,9 @@
 """Datasets, their division among clients, and mini-batches."""
 
 from splitcast.data.batches import draw_batches
-from splitcast.data.datasets import NAMES, Dataset, cache_folder, from_datasets, from_tensors, load
+from splitcast.data.datasets import Dataset, from_datasets, from_tensors
 from splitcast.data.fetch import fetch
+from splitcast.data.loading import NAMES, cache_folder, load
 from splitcast.data.partition import partition
 
 __all__ = [

@@ -1,43 +1,25 @@
-"""Datasets as tensors: by name, or from the user's own data."""
+"""What clients learn from, as tensors: training rows, test rows, and the natural clients of the training rows."""
 
 import hashlib
 import math
-import os
-import re
-import zipfile
-from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from splitcast.base.codec import IGNORE
 from splitcast.base.errors import SplitcastError, shown
-from splitcast.base.registry import Registry
+from splitcast.base.seeds import stream
 
-EMBEDDED = Path(__file__).with_name("mnist_mini.npz")
-ARRAYS = ("train_x", "train_y", "test_x", "test_y")  # what a stored dataset holds, uint8
-MOST_BYTES = 2**33
-"""Of the arrays that are read from one file."""
+ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 LAST_LABEL = 10**6
-TYPES = ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8")
-"""Of the arrays in a file: truth values, integers and real numbers that torch has."""
-
-# Mean and standard deviation of the training pixels in [0, 1], per channel. The embedded subset uses those
-# of the full set, so that a model sees both alike.
-MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "mnist-mini": ((0.1307,), (0.3081,)),
-    "mnist": ((0.1307,), (0.3081,)),
-    "fashion-mnist": ((0.2860,), (0.3530,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-}
-NAMES = tuple(MOMENTS)
+TEST_SHARE = 0.2
+"""How many of the rows are held out, if none are given for testing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,171 +36,83 @@ class Dataset:
     test_y: Tensor  # (m, ...)
     classes: int  # what a model puts out per sample, pixel or token: classes, labels, values or tokens (`classes_of`)
     name: str
+    groups: Mapping[str, Tensor] = field(default_factory=dict)
+    """Natural clients by column, (n,) int64 each: to which of them, from 0 on, a training row belongs (`by:COLUMN`)."""
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they have any."""
+
+    @classmethod
+    def of(
+        cls, train: Any, test: Any = None, *, by: Mapping[str, ArrayLike] | None = None, name: str = "custom"
+    ) -> "Dataset":
+        """Your own data: arrays or tensors (x, y), or a map-style torch Dataset of such pairs.
+
+        Without ``test``, a fifth of the rows is held out (`held_out`). ``by`` has the natural clients of the rows of
+        ``train``, (n,) each, by the names that ``partition="by:NAME"`` knows them by.
+
+        >>> data = Dataset.of((np.ones((10, 1, 2, 2)), np.arange(10) % 2), by={"writer": list("aabbccddee")})
+        >>> len(data.train_y), len(data.test_y), data.groups["writer"].tolist()
+        (8, 2, [0, 0, 1, 2, 2, 3, 4, 4])
+        """
+        x, y = _pair("train", train)
+        groups = {key: codes(f"by:{key}", column, len(x)) for key, column in (by or {}).items()}
+        if test is not None:
+            return replace(from_tensors(x, y, *_pair("test", test), name), groups=groups)
+        strata = next(iter(groups.values()), y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x)))
+        rows = torch.from_numpy(held_out(strata))
+        made = from_tensors(x[~rows], y[~rows], x[rows], y[rows], name)
+        return replace(made, groups={key: codes(f"by:{key}", group[~rows]) for key, group in groups.items()})
 
     def fingerprint(self) -> str:
-        """Tells other training data apart: all labels and the first images, in a few letters."""
-        digest = hashlib.blake2b(self.train_y.numpy().tobytes(), digest_size=8)
-        digest.update(self.train_x[:64].contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        """Tells other data apart. Two digests: of the training targets and the first 64 rows, which is all that earlier
+        versions kept, and of everything."""
+        first = hashlib.blake2b(_bytes(self.train_y), digest_size=8)
+        first.update(_bytes(self.train_x[:64]))
+        whole = hashlib.sha256()
+        parts = {name: getattr(self, name) for name in ARRAYS} | {f"by:{name}": g for name, g in self.groups.items()}
+        for name, part in sorted(parts.items()):
+            whole.update(f"{name} {part.dtype} {tuple(part.shape)}\n".encode())
+            whole.update(_bytes(part))
+        return f"{first.hexdigest()}-{whole.hexdigest()[:32]}"
 
 
-def load(name: str, cache: str | Path | None = None) -> Dataset:
-    """Dataset by name: `mnist-mini` (in the package), `mnist`, `fashion-mnist`, `cifar10`, or module:function.
+def _bytes(values: Tensor) -> memoryview:
+    return values.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
 
-    The full sets are read from the folder `cache` (see `cache_folder`), where `fetch` has put them. A function of the
-    user's takes no argument and returns an `Dataset`, or tensors (train_x, train_y, test_x, test_y).
+
+def codes(field: str, column: ArrayLike, rows: int | None = None) -> Tensor:
+    """Numbers from 0 on, (n,) int64, in the order of the sorted values of a column.
+
+    >>> codes("by:city", ["b", "a", "b"])
+    tensor([1, 0, 1])
     """
-    if name in MOMENTS:
-        return stored(name, cache)
-    found: Any = DATASETS.find(name)()
-    if isinstance(found, Dataset):
-        for split, x, y in (("train", found.train_x, found.train_y), ("test", found.test_x, found.test_y)):
-            if not (isinstance(x, Tensor) and isinstance(y, Tensor) and x.ndim and y.ndim and 0 < len(x) == len(y)):
-                raise SplitcastError(f"dataset: {split} rows of {name}; allowed are tensors, as many images as labels")
-        return found
-    if not (isinstance(found, tuple | list) and len(found) == len(ARRAYS)):
-        raise SplitcastError(
-            f"dataset: {name} returned {type(found).__name__}; allowed are Dataset and ({', '.join(ARRAYS)})"
-        )
-    train_x, train_y, test_x, test_y = found
-    return from_tensors(train_x, train_y, test_x, test_y, name)
-
-
-def stored(name: str, cache: str | Path | None = None) -> Dataset:
-    """A set of `MOMENTS`, from the package or the cache."""
-    path = EMBEDDED if name == "mnist-mini" else cache_folder(cache) / f"{name}.npz"
-    if not path.exists():
-        raise SplitcastError(f"dataset = {name!r}: not in {path.parent}; get it with: splitcast data get {name}")
+    values = np.asarray(column)
+    if values.ndim != 1 or rows not in (None, len(values)):
+        raise SplitcastError(f"{field}: shape is {values.shape}; allowed is ({rows},), one for every training row")
     try:
-        return _read(path, name)
-    except SplitcastError as error:
-        raise SplitcastError(
-            f"dataset = {name!r}: {path} is damaged ({error}); get it again with: splitcast data get {name}"
-        ) from error
+        return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+    except TypeError:
+        raise SplitcastError(f"{field}: holds values that cannot be sorted; allowed are numbers or texts") from None
 
 
-Loader = Callable[[], Dataset | tuple[Tensor, Tensor, Tensor, Tensor]]
-DATASETS = Registry[Loader]("dataset", takes=0, entries={name: partial(stored, name) for name in NAMES})
+def held_out(strata: ArrayLike) -> NDArray[np.bool_]:
+    """Which rows are for testing, (n,): a fifth of them, from all strata alike, and of none the last row.
 
+    Chosen at random, but always alike: neither a run's seed nor its scheme changes what it is tested on.
 
-def cache_folder(cache: str | Path | None = None) -> Path:
-    """Where full datasets live: `cache`, else $SPLITCAST_DATA, else ~/.cache/splitcast."""
-    return Path(cache or os.environ.get("SPLITCAST_DATA") or "~/.cache/splitcast").expanduser()
-
-
-def _read(path: Path, name: str) -> Dataset:
-    """Stored uint8 arrays -> tensors, one array at a time and in place, so that little is held twice."""
-    mean, std = (255 * torch.tensor(m).view(-1, 1, 1) for m in MOMENTS[name])  # (C, 1, 1)
-
-    def images(key: str) -> Tensor:
-        read = torch.from_numpy(stored_array(path, key))
-        if read.shape[1] != len(mean):
-            raise SplitcastError(f"{key}: {read.shape[1]} channels; allowed are {len(mean)}")
-        return read.to(torch.float32).sub_(mean).div_(std)
-
-    def labels(key: str) -> Tensor:
-        return torch.from_numpy(stored_array(path, key)).to(torch.int64)
-
-    train_y, test_y = labels("train_y"), labels("test_y")
-    train_x, test_x = images("train_x"), images("test_x")
-    for split, x, y in (("train", train_x, train_y), ("test", test_x, test_y)):
-        if len(x) != len(y) or x.shape[1:] != train_x.shape[1:]:
-            raise SplitcastError(f"{split}_x: shape is {tuple(x.shape)} for {len(y)} labels; allowed is one of a size")
-    classes = int(max(train_y.max(), test_y.max())) + 1
-    return Dataset(train_x, train_y, test_x, test_y, classes, name)
-
-
-def stored_array(path: Path, key: str) -> NDArray[np.uint8]:
-    """One of the `ARRAYS` of a stored dataset: images (n, C, H, W) or labels (n,), uint8, none of the sizes 0."""
-    found = read_npz(path, [key])[key]
-    if found.dtype != np.uint8 or found.ndim != (4 if key.endswith("x") else 1) or not found.size:
-        raise SplitcastError(f"{key}: {found.dtype} of shape {found.shape}; allowed are images or labels as uint8")
-    return found
-
-
-def read_npz(path: Path, keys: Sequence[str], most_bytes: int = MOST_BYTES) -> dict[str, NDArray[Any]]:
-    """Arrays of a .npz file by name, of `TYPES` and in this machine's byte order; others in the file are not read.
-
-    Sizes are checked before anything is allocated: what the file says it holds, together at most ``most_bytes``, must
-    be what its headers and its length allow. Nothing of a file is run.
+    >>> test, strata = held_out([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2]), np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 2])
+    >>> strata[test].tolist()
+    [0, 1]
     """
-    if not path.is_file():
-        raise SplitcastError(f"data: {path} is not a file")
-    try:
-        size = path.stat().st_size
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            for key in keys:
-                if names.count(f"{key}.npy") != 1:
-                    raise SplitcastError(f"data: {path} has {names.count(f'{key}.npy')} arrays {key}; allowed is one")
-            members = {key: archive.getinfo(f"{key}.npy") for key in keys}
-            for key, member in members.items():
-                _check_member(path, key, member, size)
-            total = sum(member.file_size for member in members.values())
-            if total > most_bytes:
-                raise SplitcastError(f"data: {path} inflates to {total:,} bytes; at most {most_bytes:,} are allowed")
-            return {key: _array(path, key, archive, member) for key, member in members.items()}
-    except SplitcastError:
-        raise
-    except Exception as error:  # of many kinds, for a file that anybody may have written
-        said = shown(" ".join(str(error).split()) or type(error).__name__)
-        raise SplitcastError(f"data: {path} must be a .npz file, whole: {said}") from None
-
-
-def _check_member(path: Path, key: str, member: zipfile.ZipInfo, size: int) -> None:
-    ratio = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}.get(member.compress_type)  # no more is possible
-    if ratio is None or member.flag_bits & 1:
-        raise SplitcastError(f"data: {path} packs {key} in a way that is not known; allowed is what numpy.savez writes")
-    if member.compress_size > size or member.file_size > ratio * member.compress_size:
-        raise SplitcastError(
-            f"data: {path} says that {key} has {member.file_size:,} bytes, more than a file of {size:,} can hold"
-        )
-
-
-def _array(path: Path, key: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    with archive.open(member) as file:
-        header, dtype, fortran, shape = _header(path, key, file.read(_LONGEST_HEADER))
-        count = math.prod(shape)
-        if header + count * dtype.itemsize != member.file_size:
-            raise SplitcastError(
-                f"data: {path} says that {key} is {dtype} of shape {shown(shape)}, which is not its "
-                f"{member.file_size:,} bytes"
-            )
-        file.seek(header)
-        made = np.empty(count, dtype)
-        rest = made.view(np.uint8).data
-        while piece := file.read(_PIECE):  # to the end, where the checksum is compared
-            rest[: len(piece)] = piece
-            rest = rest[len(piece) :]
-        if len(rest):
-            raise SplitcastError(f"data: {path} ends in the middle of {key}")
-    made = made.reshape(shape[::-1]).T if fortran else made.reshape(shape)
-    return made.astype(made.dtype.newbyteorder("="), order="C", copy=False)
-
-
-def _header(path: Path, key: str, start: bytes) -> tuple[int, np.dtype[Any], bool, tuple[int, ...]]:
-    """Its length, and the type, order and shape it tells of."""
-    width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4, b"\x93NUMPY\x03\x00": 4}.get(start[:8], 0)
-    end = 8 + width + int.from_bytes(start[8 : 8 + width], "little")
-    told = _HEADER.fullmatch(start[8 + width : end]) if width and end <= len(start) else None
-    if told is None:
-        raise SplitcastError(f"data: {path} has no header of numpy's at {key}, or one that is not of plain numbers")
-    kind, fortran, sizes = (part.decode("ascii") for part in told.groups())
-    if kind[-2:] not in TYPES or len(kind) > 3:
-        raise SplitcastError(f"data: {path} holds {key} of type {kind!r}; allowed are {', '.join(TYPES)}")
-    shape = tuple(int(n) for n in re.findall("[0-9]+", sizes))
-    if len(shape) > _MOST_DIMENSIONS:
-        raise SplitcastError(f"data: {path} holds {key} of {len(shape)} dimensions; at most {_MOST_DIMENSIONS}")
-    return end, np.dtype(kind), fortran == "True", shape
-
-
-_LONGEST_HEADER = 4096
-_PIECE = 2**22
-_MOST_DIMENSIONS = 8
-_HEADER = re.compile(
-    rb"""\{'descr': '([^']{1,40})', 'fortran_order': (True|False), """
-    rb"""'shape': \(((?:[0-9]{1,18}, ?){0,32}(?:[0-9]{1,18})?)\), \} *\n"""
-)
+    strata = np.asarray(strata)
+    order = np.lexsort((stream(0, "data", len(strata)).random(len(strata)), strata))
+    free = order[np.flatnonzero(np.diff(strata[order]) == 0) + 1]  # all but one of every stratum, stratum by stratum
+    count = min(len(free), max(1, round(TEST_SHARE * len(strata))))
+    if not count:
+        raise SplitcastError(f"data: {len(strata)} row(s) are too few to hold some out for testing; give test rows too")
+    test = np.zeros(len(strata), dtype=np.bool_)
+    test[free[(2 * np.arange(count) + 1) * len(free) // (2 * count)]] = True  # evenly spaced
+    return test
 
 
 def from_tensors(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, name: str = "custom") -> Dataset:
@@ -245,6 +139,17 @@ def classes_of(y: Tensor) -> int:
     (3, 5, 1)
     """
     return math.prod(y.shape[1:]) if y.is_floating_point() or y.dtype == torch.bool else max(1, int(y.max()) + 1)
+
+
+def _pair(split: str, given: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(given, tuple | list) and len(given) == 2:
+        x, y = _plain(f"{split}_x", given[0]), _plain(f"{split}_y", given[1])
+        if not x.ndim or x.shape[:1] != y.shape[:1]:
+            raise SplitcastError(
+                f"{split}_y: shape is {tuple(y.shape)} for x of {tuple(x.shape)}; allowed is one per row"
+            )
+        return x, y
+    return _stacked(split, given)
 
 
 def from_datasets(train: TorchDataset[Any], test: TorchDataset[Any], name: str = "custom") -> Dataset:

@@ -8,8 +8,8 @@ set always gives the same subset.
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.data.datasets import EMBEDDED
 from splitcast.data.fetch import fetch
+from splitcast.data.loading import EMBEDDED
 
 TRAIN_ROWS = 5000
 TEST_ROWS = 1000

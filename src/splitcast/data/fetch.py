@@ -13,7 +13,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.data.catalog import RECIPES
-from splitcast.data.datasets import ARRAYS, cache_folder, stored_array
+from splitcast.data.datasets import ARRAYS
+from splitcast.data.loading import cache_folder, stored_array
 from splitcast.data.sources import Parts, Recipe, Report
 
 

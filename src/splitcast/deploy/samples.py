@@ -10,7 +10,8 @@ from splitcast import data
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, imported
 from splitcast.data import Dataset, from_datasets, from_tensors
-from splitcast.data.datasets import classes_of, read_npz
+from splitcast.data.datasets import classes_of
+from splitcast.data.npz import read_npz
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
 from splitcast.run.loop import make_parts
 
@@ -22,7 +23,7 @@ def site_rows(kit: Path, config: Config) -> Rows:
     file, source = kit / FILE, read_local(kit).source
     number = part_number(source)
     if number is not None:
-        found = data.load(config.data.dataset)
+        found = data.load(config.data)
         parts = make_parts(config, found)
         if number >= len(parts):
             raise SplitcastError(f"data: {source!r} is none of the {len(parts)} parts; correct {file}")
@@ -34,7 +35,7 @@ def site_rows(kit: Path, config: Config) -> Rows:
 def server_dataset(source: str, config: Config) -> Dataset:
     """What the server tests with: its own rows, or those of the data set that the configuration names."""
     if not source:
-        found = data.load(config.data.dataset)
+        found = data.load(config.data)
         return replace(found, train_x=found.train_x[:0], train_y=found.train_y[:0])
     x, y = read_rows(source, f"as test in the server's {FILE}")
     return Dataset(x[:0], y[:0], x, y, classes_of(y), "own")

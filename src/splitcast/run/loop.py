@@ -102,10 +102,10 @@ def _train(
     engine: Engine | None,
 ) -> Result:
     config = resolved(config)
-    dataset = dataset or data.load(config.data.dataset)
+    dataset = dataset or data.load(config.data)
     given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
-    samples = dataset.fingerprint()
+    samples = dataset.fingerprint() if folder else ""
     if folder and resume:
         _refuse_another(folder, config)
     elif folder and not folder.is_vacant():

@@ -239,8 +239,9 @@ class RunFolder:
         reader = RoundsReader(self.path)
         reader.new(stored.checkpoint.round)
         self.compare(stored, run, reader.count, reader.chain)
-        if samples and stored.samples not in (None, samples):
-            raise SplitcastError(f"run: {self.path} was trained on other data; resume it from Python, with its images")
+        older = samples.startswith(f"{stored.samples}-")  # `Dataset.fingerprint` begins with what earlier versions kept
+        if samples and stored.samples not in (None, samples) and not older:
+            raise SplitcastError(f"run: {self.path} was trained on other data; resume it with the data it began with")
         return stored.checkpoint
 
     def compare(self, stored: Stored, run: str, rounds: int, chain: str) -> None:

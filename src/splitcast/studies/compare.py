@@ -40,7 +40,7 @@ def compare(
         raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
     if RunFolder(out).config_file.is_file():
         raise SplitcastError(f"out: {out} is a run itself; choose another folder")
-    dataset = data.load(config.data.dataset)
+    dataset = data.load(config.data)
     configs = {name: resolved(with_values(config, scheme=name)) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
         simulator = make_simulator(each, dataset)

@@ -93,7 +93,7 @@ def learn_policy(config: Config, settings: LearnConfig, on_episodes: OnEpisodes 
 def make_cut_costs(config: Config) -> CutCosts:
     """The world of a configuration, with Gamma measured if it says so."""
     if config.policy.gamma_draws:
-        dataset = data.load(config.data.dataset)
+        dataset = data.load(config.data)
         fixed = with_values(config, policy="fixed")
         config = with_values(config, gamma=measure_gamma(config, make_simulator(fixed, dataset), dataset))
     return CutCosts(scenario_of(config), charge_moves=config.policy.charge_migration)

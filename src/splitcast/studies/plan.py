@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splitcast.base.config import Config
+from splitcast.base.config import Config, DataConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import torch_seed
 from splitcast.cost.cell import Array
@@ -132,16 +132,16 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
 
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
     """The scenario a configuration describes, without its data."""
-    shape, known_classes = shape_of(config.data.dataset)
+    shape, known_classes = shape_of(config.data)
     classes = known_classes if classes is None else classes
     model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 
-def shape_of(dataset: str) -> tuple[tuple[int, ...], int]:
+def shape_of(dataset: DataConfig) -> tuple[tuple[int, ...], int]:
     """Shape of a sample and number of classes; data of your own are loaded for it."""
-    if dataset in SHAPES:
-        return SHAPES[dataset]
+    if dataset.dataset in SHAPES:
+        return SHAPES[dataset.dataset]
     found = load(dataset)
     return tuple(found.test_x.shape[1:]), found.classes
 
