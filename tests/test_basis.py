@@ -11,8 +11,9 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 import splitcast.schemes.basis as basis_module
-from splitcast.base.codec import CODECS, FP32
+from splitcast.base.codec import FP32
 from splitcast.base.config import Config, with_values
+from splitcast.base.formats import CODECS
 from splitcast.base.rounding import RoundingNoise
 from splitcast.data.batches import draw_batches
 from splitcast.engine import simulator as engine_module

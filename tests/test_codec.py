@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitcast.base.codec import CODECS, Integer, Labels, pack, unpack
+from splitcast.base.codec import Integer, Labels, pack, unpack
 from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import CODECS
 from splitcast.base.rounding import RoundingNoise
 from stand_in import Nonzero
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import splitcast
-from splitcast.base.codec import CODECS
+from splitcast.base.formats import CODECS
 from splitcast.cli.main import main
 from splitcast.cost.clock import ALLOCATORS
 from splitcast.schemes.schemes import SCHEMES

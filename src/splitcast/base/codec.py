@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from splitcast.base.errors import SplitcastError
-from splitcast.base.registry import Registry
 from splitcast.base.rounding import Draw
 
 EMPTY = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -46,6 +45,14 @@ class Codec(ABC):
     def bound(self, shape: Sequence[int]) -> int:
         """Most bytes that a message of this shape may have: what a receiver is ready for."""
         return self.nbytes(shape)
+
+    def at(self, t: int) -> "Codec":
+        """The format as it is sent in round ``t``, counted from 1. Whoever receives need not know the round."""
+        return self
+
+    def work(self, shape: Sequence[int]) -> tuple[float, float]:
+        """FLOPs of encoding and of decoding a message, if they are worth a thought."""
+        return 0.0, 0.0
 
     def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         """Messages ``x`` (k, b, *d) as the receiver decodes them; same shape and dtype."""
@@ -252,21 +259,3 @@ class Flags(Codec):
 
 
 FP32, FP16 = Float("fp32", torch.float32), Float("fp16", torch.float16)
-
-CODECS: Registry[Codec] = Registry("codec", takes=0, forms=("auto",))
-for _codec in (FP32, FP16, Integer(8), Integer(4), Integer(2)):
-    CODECS[_codec.name] = _codec
-
-
-def codec(name: str, field: str = "codec") -> Codec:
-    """Look a codec up; ``module:function`` is a function without arguments, or a class, that gives one.
-
-    >>> codec("fp16").nbytes((32, 10)), codec("int2").nbytes((32, 10))
-    (640, 144)
-    """
-    if name in CODECS:
-        return CODECS[name]
-    made = CODECS.find(name, field)()  # type: ignore[operator]
-    if not isinstance(made, Codec):
-        raise SplitcastError(f"{field}: {name!r} gives a {type(made).__name__}, not a splitcast.base.codec.Codec")
-    return made

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 import torch
 
-from splitcast.base.codec import CODECS
 from splitcast.base.config import Config, with_values
+from splitcast.base.formats import CODECS
 from splitcast.bench.engine import CLASSES, LR, SHAPE, samples
 from splitcast.bench.rows import Row, interleaved_medians
 from splitcast.engine.simulator import Simulator

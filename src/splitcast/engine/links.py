@@ -69,6 +69,7 @@ class SimulatedLink(CountingLink):
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
         values = Known(x) if isinstance(x, Tensor) else x
+        codec = codec.at(who.place[0])
         # to the nearest grid point: what comes next is not linear, so being right on average would not help
         if codec.varies:
             return Known(self._sent("up", kind, values.whole(), codec, who, None), values.spans)
@@ -92,6 +93,7 @@ class SimulatedLink(CountingLink):
         *,
         broadcast: bool = False,
     ) -> Tensor:
+        codec = codec.at(who.place[0])
         if codec.varies:
             values, sizes = codec.measured(x, draw)
             self.count(direction, kind, sizes[0] if broadcast else sizes, who.ids, broadcast=broadcast)

@@ -324,7 +324,7 @@ class SiteLink:
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Known:
         values = x if isinstance(x, Tensor) else x.whole()
         if codec.bound(values.shape[1:]):
-            self.dialogue.send(pack(kind, values[0], codec))
+            self.dialogue.send(pack(kind, values[0], codec.at(who.place[0])))
         return Known(shape_only(*values.shape))
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:

@@ -14,9 +14,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from splitcast.base.codec import CODECS, Codec, codec
+from splitcast.base.codec import Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
+from splitcast.base.formats import CODECS, codec
 from splitcast.base.registry import Registry
 from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
 from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, refuse_sync

@@ -1,0 +1,207 @@
+"""Whole numbers as a code stream: groups of them, each with a scale of its own that the stream tells.
+
+Numbers come in groups whose sizes both sides know. Those of a group are taken as independent and two-sided geometric,
+P(q) ~ t^|q|, with a = E|q| = 2 t / (1 - t^2). The scale a is a power of two: class 0 means that all are zero, which
+costs nothing more; class c >= 1 has a = 2^(c - 11). Beyond a = 8, or 256 in size, the lowest bits of the numbers are
+nearly even and travel as they are; up to a = 1/2 runs of zeros are told by their lengths.
+
+A stream is two bytes, then the words of an asymmetric numeral system (Duda 2013; `constriction`, Bamler 2022), whose
+trailing zero bytes are left out. The first numbers in it are the classes: whether a group begins or ends a run of
+silent ones, and for the others how the class differs from the one before; the two bytes are the classes of these.
+Probabilities are tables of whole numbers, so that two machines never disagree on them. Every stream is complete in
+itself: nothing that was sent before is needed to read it.
+"""
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+from constriction import stream as ans
+from numpy.typing import NDArray
+
+from splitcast.base.errors import SplitcastError
+
+Integers = NDArray[np.int32]
+
+LIMIT = 2**22
+"""Numbers are smaller than this in size."""
+_REACH = 256
+"""Tables go from -256 to 255."""
+_ONE = 11
+"""Class with a = 1."""
+_PLAIN = 14
+"""Last class without bits that travel as they are: a = 8."""
+_LAST = _PLAIN + 14
+_SPARSE = 10
+"""Last class whose zeros are counted instead of told one by one: a = 1/2."""
+_GAP_BITS = 10
+_SUM = 2.0**30
+
+
+def coded(levels: Integers, sizes: Integers) -> bytes:
+    """Levels (n,), group after group of these sizes, which are positive, as a stream.
+
+    >>> stream = coded(np.array([0, 0, 3, -1, 0, 0], np.int32), np.array([2, 3, 1], np.int32))
+    >>> len(stream), decoded(stream, np.array([2, 3, 1], np.int32)).tolist()
+    (8, [0, 0, 3, -1, 0, 0])
+    """
+    classes = _classes(levels, sizes)
+    changes, steps = _told(classes)
+    heads = [int(_classes(part, np.array([len(part)]))[0]) if len(part) else 0 for part in (changes, steps)]
+    coder = ans.stack.AnsCoder()
+    for kind, where in reversed(_by_class(classes, sizes)):
+        _push(coder, kind, levels[where])
+    for kind, part in zip(reversed(heads), (steps, changes), strict=True):
+        _push(coder, kind, part)
+    words: bytes = coder.get_compressed().astype("<u4").tobytes()
+    return bytes(heads) + words.rstrip(b"\0")
+
+
+def decoded(stream: bytes, sizes: Integers) -> Integers:
+    """The levels of a stream; what cannot be one raises a `SplitcastError`."""
+    if len(stream) < 2 or max(stream[:2]) > _LAST:
+        raise SplitcastError("code stream: has no beginning")
+    words = np.frombuffer(stream[2:] + bytes(-(len(stream) - 2) % 4), "<u4").astype(np.uint32)
+    if len(words) and not words[-1]:
+        raise SplitcastError("code stream: ends in zeros")
+    coder = ans.stack.AnsCoder(words)
+    silent = np.cumsum(_pop(coder, stream[0], len(sizes))) % 2 == 0
+    classes = np.zeros(len(sizes), np.int64)
+    classes[~silent] = _ONE + np.cumsum(_pop(coder, stream[1], int((~silent).sum())), dtype=np.int64)
+    if classes[~silent].size and not 1 <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
+        raise SplitcastError("code stream: has a scale that does not exist")
+    levels = np.zeros(int(sizes.sum()), np.int32)
+    for kind, where in _by_class(classes, sizes):
+        levels[where] = _pop(coder, kind, len(where))
+    if not coder.is_empty():
+        raise SplitcastError("code stream: is longer than what it holds")
+    return levels
+
+
+def ideal_bits(sums: NDArray[Any], sizes: NDArray[Any]) -> float:
+    """Bits that groups of these sums of |q| take, about; scales not counted."""
+    a = np.maximum(sums / np.maximum(sizes, 1), 2.0**-20)
+    t = _ratio(a)
+    bits = -(sizes * np.log2((1 - t) / (1 + t)) + sums * np.log2(t))
+    return float(bits[sums > 0].sum())
+
+
+def _classes(levels: Integers, sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """The class of every group: by its mean size, and no number may be beyond its table."""
+    if not len(sizes):
+        return np.zeros(0, np.int64)
+    starts = np.cumsum(sizes) - sizes
+    size = np.abs(levels)
+    sums = np.add.reduceat(size, starts, dtype=np.int64)
+    most = np.maximum.reduceat(size, starts)
+    classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
+    shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
+    classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
+    return np.where(sums > 0, np.minimum(classes, _LAST), 0)
+
+
+def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
+    """How classes travel: 1 where groups begin or cease to be silent, and the steps from one class to the next."""
+    spoken = classes > 0
+    changes = np.diff(spoken, prepend=False).astype(np.int32)
+    return changes, np.diff(classes[spoken], prepend=_ONE).astype(np.int32)
+
+
+def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Every class but the silent one, with the places of its levels, group after group."""
+    starts, found = np.cumsum(sizes) - sizes, []
+    for c in np.flatnonzero(np.bincount(classes, minlength=1)[1:]) + 1:
+        first, count = starts[classes == c], sizes[classes == c]
+        before = np.cumsum(count) - count
+        found.append((int(c), np.repeat(first - before, count) + np.arange(count.sum())))
+    return found
+
+
+def _push(coder: Any, kind: int, levels: Integers) -> None:
+    if not kind or not len(levels):
+        return
+    if kind <= _SPARSE:
+        _push_sparse(coder, kind, levels)
+        return
+    shift, table = _model(kind)
+    if shift:
+        coder.encode_reverse(levels & (2**shift - 1), ans.model.Uniform(2**shift))
+    coder.encode_reverse((levels >> shift) + np.int32(_REACH), table)
+
+
+def _pop(coder: Any, kind: int, count: int) -> Integers:
+    if not kind or not count:
+        return np.zeros(count, np.int32)
+    if kind <= _SPARSE:
+        return _pop_sparse(coder, kind, count)
+    shift, table = _model(kind)
+    levels: Integers = coder.decode(table, count) - np.int32(_REACH)
+    return (levels << shift) + coder.decode(ans.model.Uniform(2**shift), count) if shift else levels
+
+
+def _push_sparse(coder: Any, kind: int, levels: Integers) -> None:
+    """How many are not zero, the zeros before each of them, and what they are: the same bits in fewer numbers."""
+    at = np.flatnonzero(levels)
+    gaps = np.diff(at, prepend=-1).astype(np.int32) - np.int32(1)
+    shift = max(0, int(gaps.max()).bit_length() - _GAP_BITS)
+    coder.encode_reverse(levels[at] + np.int32(_REACH), _nonzero(kind))
+    if shift:
+        coder.encode_reverse(gaps & (2**shift - 1), ans.model.Uniform(2**shift))
+    coder.encode_reverse(gaps >> shift, _gaps(len(levels), len(at), shift))
+    coder.encode_reverse(np.array([shift], np.int32), ans.model.Uniform(32))
+    coder.encode_reverse(np.array([len(at)], np.int32), ans.model.Uniform(len(levels) + 1))
+
+
+def _pop_sparse(coder: Any, kind: int, count: int) -> Integers:
+    found = int(coder.decode(ans.model.Uniform(count + 1), 1)[0])
+    shift = int(coder.decode(ans.model.Uniform(32), 1)[0])
+    if not found or shift > int(count).bit_length():
+        raise SplitcastError("code stream: has a group that cannot be")
+    gaps = coder.decode(_gaps(count, found, shift), found).astype(np.int64) << shift
+    if shift:
+        gaps += coder.decode(ans.model.Uniform(2**shift), found)
+    at = np.cumsum(gaps + 1) - 1
+    if at[-1] >= count:
+        raise SplitcastError("code stream: has a level behind its group")
+    levels = np.zeros(count, np.int32)
+    levels[at] = coder.decode(_nonzero(kind), found) - np.int32(_REACH)
+    return levels
+
+
+@cache
+def _model(kind: int) -> tuple[int, Any]:
+    """Bits that travel as they are, and the table for the rest."""
+    shift = max(0, kind - _PLAIN)
+    t = _ratio(2.0 ** (kind - shift - _ONE))
+    return shift, _table([t ** abs(q) for q in range(-_REACH, _REACH)])
+
+
+@cache
+def _nonzero(kind: int) -> Any:
+    """The table for levels that are not zero."""
+    t = _ratio(2.0 ** (kind - _ONE))
+    return _table([t ** abs(q) if q else 0.0 for q in range(-_REACH, _REACH)])
+
+
+def _gaps(count: int, found: int, shift: int) -> Any:
+    """The table for zeros before a level, of which ``found`` among ``count`` are not zero, without the last bits."""
+    return _one_sided(round(2 * math.log2((1 + count - found) / (found * 2**shift))))
+
+
+@cache
+def _one_sided(rung: int) -> Any:
+    """Geometric, with a mean of 2^(rung / 2)."""
+    mean = 2 ** (rung / 2)
+    return _table([(mean / (1 + mean)) ** q for q in range(2**_GAP_BITS)])
+
+
+def _table(chances: list[float]) -> Any:
+    """Probabilities as whole numbers."""
+    whole = np.maximum(np.rint(_SUM * np.array(chances) / sum(chances)), 1)
+    return ans.model.Categorical(whole, perfect=False)
+
+
+def _ratio(a: Any) -> Any:
+    """t of the two-sided geometric distribution with E|q| = a."""
+    return (np.sqrt(1 + a * a) - 1) / a

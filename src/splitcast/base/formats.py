@@ -1,0 +1,32 @@
+"""Wire formats by name: what `--uplink-codec` and its kin accept."""
+
+from collections.abc import Callable
+
+from splitcast.base.codec import FP16, FP32, Codec, Integer
+from splitcast.base.errors import SplitcastError
+from splitcast.base.registry import Registry
+from splitcast.base.transform import Transform
+
+FAMILIES: dict[str, Callable[[str, str], Codec]] = {"transform": Transform.named}
+"""Formats with a rate, NAME:RATE: a function of the rate and the field that errors begin with."""
+
+CODECS: Registry[Codec] = Registry("codec", takes=0, forms=("auto", *(f"{name}:RATE" for name in FAMILIES)))
+for _codec in (FP32, FP16, Integer(8), Integer(4), Integer(2)):
+    CODECS[_codec.name] = _codec
+
+
+def codec(name: str, field: str = "codec") -> Codec:
+    """Look a codec up; ``module:function`` is a function without arguments, or a class, that gives one.
+
+    >>> codec("fp16").nbytes((32, 10)), codec("int2").nbytes((32, 10)), codec("transform:20B").nbytes((32, 10))
+    (640, 144, 640)
+    """
+    if name in CODECS:
+        return CODECS[name]
+    family, _, rate = name.partition(":")
+    if family in FAMILIES:
+        return FAMILIES[family](rate, field)
+    made = CODECS.find(name, field)()  # type: ignore[operator]
+    if not isinstance(made, Codec):
+        raise SplitcastError(f"{field}: {name!r} gives a {type(made).__name__}, not a splitcast.base.codec.Codec")
+    return made

@@ -1,0 +1,220 @@
+"""Transform coding: decoded as measured, within bound and rate, against a plain copy, and with streams nobody made."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.fft import dctn
+
+from splitcast.base.entropy import LIMIT, coded, decoded
+from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import codec
+from splitcast.base.transform import Shape
+
+RATES = ["0.7", "2.5", "40B", "140B", "5%", "0.1%", "4..1@10"]
+SHAPES = [(8, 6, 7, 5), (1, 3, 4, 4), (5, 40), (3, 6, 16), (7,), (2, 2, 3, 4, 5), (0, 4), (4, 0), (1, 1), (300, 2)]
+
+
+def features(shape, seed=0, scale=1.0):
+    """Smooth, rectified maps whose channels hang together, as convolutions give them."""
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=rng)
+    if x.dim() == 4 and x.numel():
+        mixed = torch.randn(shape[1], 2, generator=rng) @ torch.randn(2, shape[1], generator=rng)
+        x = torch.einsum("dc,bchw->bdhw", mixed, x.cumsum(2).cumsum(3)).relu()
+    return scale * x
+
+
+ADVERSARIAL = {
+    "zeros": torch.zeros(4, 3, 6, 6),
+    "constant": torch.full((4, 3, 6, 6), 3.3),
+    "one outlier": torch.zeros(4, 3, 6, 6).index_put((torch.tensor(1),) * 4, torch.tensor(1e20)),
+    "tiny": torch.full((4, 3, 6, 6), 1e-44),
+    "noise": torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1)) * 1e5,
+    "largest": torch.full((4, 3, 6, 6), torch.finfo(torch.float32).max),
+    "both signs, largest": torch.finfo(torch.float32).max * torch.tensor([1.0, -1.0]).repeat(216).view(4, 3, 6, 6),
+    "infinite": torch.full((4, 3, 6, 6), -torch.inf),
+    "one NaN": torch.zeros(4, 3, 6, 6).index_put((torch.tensor(0),) * 4, torch.tensor(torch.nan)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rate", RATES)
+def test_what_is_measured_is_what_is_packed_and_decoded(rate, shape):
+    made = codec(f"transform:{rate}").at(3)
+    x = torch.stack([features(shape, n, 3.0**n) for n in range(3)])
+    values, sizes = made.measured(x)
+    assert values.shape == x.shape
+    for one, seen, size in zip(x, values, sizes, strict=True):
+        payload = made.encode(one)
+        assert len(payload) == size <= made.bound(shape)
+        assert torch.equal(made.decode(payload, shape), seen)
+    assert torch.equal(made.through(x), values)
+
+
+@pytest.mark.parametrize("what", ADVERSARIAL)
+@pytest.mark.parametrize("rate", RATES)
+def test_whatever_is_sent_stays_within_the_bound_and_comes_back(rate, what):
+    made, x = codec(f"transform:{rate}"), ADVERSARIAL[what]
+    payload = made.encode(x)
+    seen = made.decode(payload, x.shape)
+    assert len(payload) <= made.bound(x.shape) == 1 + 4 * x.numel()
+    assert torch.equal(made.through(x[None])[0].nan_to_num(-7), seen.nan_to_num(-7))
+    top = torch.finfo(torch.float32).max
+    if not float(x.abs().max()) < 1e30:  # as they are, saturated; NaN stays and is refused by whoever receives it
+        assert torch.equal(seen.nan_to_num(-7), x.clamp(-top, top).nan_to_num(-7))
+    elif made.rate.by == "step":
+        assert float((seen - x).norm()) <= max(0.65 * made.value, 1e-6 * float(x.norm())) * math.sqrt(x.numel())
+
+
+def test_of_nothing_but_zeros_only_the_head_is_sent():
+    made = codec("transform:2.5")
+    assert len(made.encode(torch.zeros(32, 8, 14, 14))) == 1 + 2 + 2 + 2  # format, step, channels, empty stream
+    assert not made.decode(made.encode(torch.zeros(32, 8, 14, 14)), (32, 8, 14, 14)).any()
+
+
+def test_flat_levels_by_hand():
+    """Without KLT and DCT the levels are those of the dead zone: sign(x) floor(|x| / 2 + 0.35)."""
+    x = torch.tensor([[1.29, 1.31, -1.31, 3.29, 3.31, 0.0, -100.0]])
+    seen = codec("transform:2").through(x[None])[0]
+    assert seen.tolist() == [[0.0, 2.0, -2.0, 2.0, 4.0, 0.0, -100.0]]
+    assert codec("transform:2").through(x.relu()[None])[0].tolist() == [[0.0, 2.0, 0.0, 2.0, 4.0, 0.0, 0.0]]
+
+
+def test_maps_without_klt_are_quantised_in_their_dct():
+    """Against scipy: one channel, where there is nothing to decorrelate."""
+    x = torch.randn(5, 1, 6, 9, generator=torch.Generator().manual_seed(0)) * 5
+    spectrum = dctn(x.numpy(), axes=(2, 3), norm="ortho")
+    levels = np.sign(spectrum) * np.floor(np.abs(spectrum) / 2 + 0.35)
+    seen = dctn(codec("transform:2").through(x[None])[0].numpy(), axes=(2, 3), norm="ortho")
+    assert np.allclose(seen, 2 * levels, atol=1e-4)
+
+
+def test_channels_that_hang_together_cost_as_much_as_one():
+    """Sixteen copies of a map, with any weights, are one direction."""
+    one = features((32, 1, 14, 14), scale=0.2)
+    weights = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    weights /= weights.norm()
+    many = one * weights.view(16, 1, 1)
+    alone, together = (len(codec("transform:2").encode(x)) for x in (one, many))
+    assert together <= alone + 16 * 9 // 8 + 50  # a column, and the end of a run of silent groups
+    error = (codec("transform:2").through(many[None])[0] - many).square().sum()
+    assert float(error / many.square().sum()) < 0.1
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 10, 10), (32, 60), (4, 9, 24)])
+def test_finer_steps_lose_less_until_nothing_is_lost(shape):
+    x = features(shape, scale=3.0)
+    errors = [
+        float((codec(f"transform:{step}").through(x[None])[0] - x).square().mean()) for step in (4, 2, 1, 0.1, 0.01)
+    ]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.01**2
+    assert torch.equal(codec("transform:0.000000001").through(x[None])[0], x)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.05, 500), st.sampled_from([(16, 8, 10, 10), (32, 60), (4, 9, 24), (1, 3, 8, 8)]), st.integers(0, 99))
+def test_bytes_per_sample_are_kept_and_used(budget, shape, seed):
+    made, x = codec(f"transform:{budget:.3f}B"), features(shape, seed)
+    size = len(made.encode(x))
+    assert size <= max(round(budget, 3) * shape[0], 7)
+    assert made.nbytes(shape) == min(math.ceil(round(budget, 3) * shape[0]), made.bound(shape))
+    if size >= 40 and 2 * budget < x[0].numel():
+        assert size >= 0.6 * budget * shape[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.floats(0.01, 60), st.sampled_from([(16, 8, 10, 10), (32, 60), (4, 9, 24), (1, 3, 8, 8)]), st.integers(0, 99))
+def test_error_is_kept(percent, shape, seed):
+    x = features(shape, seed)
+    seen = codec(f"transform:{percent:.3f}%").through(x[None])[0]
+    assert float((seen - x).double().square().sum()) <= percent / 100 * 1.001 * float(x.double().square().sum())
+
+
+def test_a_schedule_goes_from_coarse_to_fine():
+    made = codec("transform:4..1@10")
+    assert made.at(10).value == made.at(99).value == 1.0
+    assert made.at(5).value == pytest.approx(2.0)
+    x = features((16, 8, 10, 10), scale=3.0)
+    sizes = [len(made.at(t).encode(x)) for t in (1, 5, 10)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+    late = made.at(10)
+    assert torch.equal(
+        made.decode(late.encode(x), x.shape), late.through(x[None])[0]
+    )  # whoever receives knows no round
+    assert late.name == made.name
+
+
+def test_expected_sizes_are_stated():
+    assert codec("transform:2.5").nbytes((32, 32, 14, 14)) == math.ceil(0.2 * 32 * 6272 / 8)
+    assert codec("transform:2.5~160B").nbytes((32, 32, 14, 14)) == 32 * 160
+    assert codec("transform:5%~9.5B").nbytes((3, 2)) == 25  # the bound
+    encode, decode = codec("transform:2.5").work((32, 32, 14, 14))
+    assert encode > decode > 2 * 32 * 32 * 14 * 14 * 32
+
+
+@pytest.mark.parametrize(
+    "rate", ["", "x", "-1", "0", "1e3", "4..2", "4..0@3", "101%", "4..2@0", "2.5~", "2.5~3", "1BB", "1.2.3"]
+)
+def test_a_rate_that_cannot_be_is_refused(rate):
+    with pytest.raises(SplitcastError, match="uplink_codec: 'transform:"):
+        codec(f"transform:{rate}", "uplink_codec")
+
+
+def test_layouts():
+    assert Shape.of((32, 8, 14, 14)).klt and not Shape.of((1, 32, 7, 7)).klt
+    assert not Shape.of((4000, 300)).klt and Shape.of((320, 40)).klt
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_streams_give_back_what_was_coded(data):
+    sizes = np.array(data.draw(st.lists(st.integers(1, 40), max_size=12)), np.int32)
+    scales = data.draw(
+        st.lists(st.sampled_from([0, 1, 3, 300, 10**5, LIMIT - 1]), min_size=len(sizes), max_size=len(sizes))
+    )
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
+    levels = np.concatenate([rng.integers(-a, a + 1, n) for a, n in zip(scales, sizes, strict=True)] or [np.zeros(0)])
+    levels = levels.astype(np.int32)
+    assert np.array_equal(decoded(coded(levels, sizes), sizes), levels)
+
+
+@pytest.mark.parametrize("a", [0.01, 0.2, 1.0, 6.0, 300.0])
+def test_streams_take_what_entropy_allows(a):
+    """20,000 two-sided geometric numbers: within 3 % and 16 bytes of their entropy."""
+    t = (math.sqrt(1 + a * a) - 1) / a
+    rng = np.random.default_rng(0)
+    levels = (rng.geometric(1 - t, 20_000) - rng.geometric(1 - t, 20_000)).astype(np.int32)
+    q = np.arange(-20_000, 20_001)
+    chance = (1 - t) / (1 + t) * t ** np.abs(q)
+    bits = -(chance[chance > 0] * np.log2(chance[chance > 0])).sum() * 20_000
+    assert len(coded(levels, np.array([20_000], np.int32))) <= 1.03 * bits / 8 + 16
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_streams_that_nobody_made_are_refused_or_decoded_within_their_shape(data):
+    shape = data.draw(st.sampled_from([(8, 6, 7, 5), (5, 40), (3, 6, 16), (1, 1), (2, 3, 4, 4)]))
+    made = codec("transform:0.5")
+    payload = made.encode(features(shape, data.draw(st.integers(0, 9)), 3.0)).numpy().copy()
+    what = data.draw(st.sampled_from(["cut", "flip", "random", "longer"]))
+    if what == "cut":
+        payload = payload[: data.draw(st.integers(0, len(payload) - 1))]
+    elif what == "flip":
+        payload[data.draw(st.integers(0, len(payload) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    elif what == "random":
+        payload = np.frombuffer(
+            bytes([data.draw(st.sampled_from([1, 3]))]) + data.draw(st.binary(max_size=200)), np.uint8
+        )
+    else:
+        payload = np.concatenate([payload, np.frombuffer(data.draw(st.binary(min_size=1, max_size=9)), np.uint8)])
+    try:
+        seen = made.decode(torch.from_numpy(payload.copy()), shape)
+    except SplitcastError as error:
+        assert "\n" not in str(error)
+    else:
+        assert seen.shape == shape and bool(seen.isfinite().all())
