@@ -86,12 +86,12 @@ def sweep(options: SweepOptions) -> None:
 
 def plan(options: PlanOptions) -> None:
     from splitcast.cli.show_plan import run_plan
-    from splitcast.model import build
+    from splitcast.model import make_model
 
     config, model = options.settings, None
     if options.input_shape:
         classes = 10 if options.classes is None else options.classes
-        model = build(config.model.arch, options.input_shape, classes, seed=0)
+        model = make_model(config, options.input_shape, classes)
     run_plan(config, options.draws, options.out, model, options.classes, options.json)
 
 

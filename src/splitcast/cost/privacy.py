@@ -20,9 +20,12 @@ def privacy(model: SplitModel, placement: Placement) -> float:
 
 
 def legal(model: SplitModel, placements: Sequence[Placement], epsilon: float) -> list[bool]:
-    """Which placements keep privacy of at least ε; one at least must."""
-    kept = [privacy(model, placement) for placement in placements]
+    """Which placements keep privacy of at least ε, and tied parameters together; one at least must."""
+    whole = [placement for placement in placements if placement.keeps_ties(model)]
+    if not whole:
+        placements[0].check(model)
+    kept = [privacy(model, placement) for placement in whole]
     if max(kept) < epsilon:
         best = math.floor(1e6 * max(kept)) / 1e6
         raise SplitcastError(f"epsilon: {epsilon:g} leaves no cut; the largest feasible value is {best:g}")
-    return [value >= epsilon for value in kept]
+    return [placement in whole and privacy(model, placement) >= epsilon for placement in placements]

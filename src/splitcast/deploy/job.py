@@ -17,13 +17,12 @@ from nvflare.collab import collab
 from splitcast.base.config import Config, from_toml
 from splitcast.base.errors import SplitcastError, limit_imports
 from splitcast.base.files import write_atomically
-from splitcast.base.seeds import torch_seed
 from splitcast.data import Dataset
 from splitcast.deploy.local import read_local
 from splitcast.deploy.samples import Rows, server_dataset, site_rows
 from splitcast.deploy.sizes import refuse_large_messages
 from splitcast.deploy.store import SiteStore
-from splitcast.model import build
+from splitcast.model import make_model
 from splitcast.remote.federation import Federation
 from splitcast.remote.flare import FlareSite, FlareTransport, speak_plainly
 from splitcast.remote.sites import Limits, NoSites
@@ -99,8 +98,7 @@ class Trainer:
 
     def federation(self, config: Config, dataset: Dataset) -> Federation:
         """The job's sites, told what is trained."""
-        arch, seed = config.model.arch, torch_seed(config.train.seed, "model")
-        model = build(arch, dataset.test_x.shape[1:], dataset.classes, seed)
+        model = make_model(config, dataset.test_x.shape[1:], dataset.classes)
         if self.message_bytes:
             refuse_large_messages(config, model, dataset.classes, self.message_bytes)
         proxies = {self.sites.index(site.name): site for site in collab.clients if site.name in self.sites}

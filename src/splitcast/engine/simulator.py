@@ -68,7 +68,7 @@ class Simulator:
         self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.runtime.device, self.runtime.dtype)
         self._scheme = make_scheme(config)
         self.identical = config.split.client_update == "identical"
-        placement = placement or self._scheme.place(config.split.cut, model.depth)
+        placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
         if self.identical and self.kit.mixes(placement, "client"):
             raise SplitcastError("client_update: 'identical' needs layers that do not mix a batch, as BatchNorm does")
         if self.identical and config.train.clip_norm:
@@ -99,7 +99,7 @@ class Simulator:
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
         if placement == self.state.placement:
             return
-        down, up = self.state.move(placement, self.weights)
+        down, up = self.state.move(placement.check(self.model), self.weights)
         if charge:
             everyone, link = range(len(self.sizes)), CountingLink(ledger)
             self._scheme.moved(link, down, up, everyone)

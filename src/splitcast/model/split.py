@@ -5,6 +5,8 @@ the modules, in plain dictionaries, so that the engine can stack one copy per cl
 is moving dictionary entries.
 """
 
+import copy
+import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,12 +15,17 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitcast.base.errors import SplitcastError
+from splitcast.model.graph import is_still, pieces
+from splitcast.model.tape import answer
 
 Params = dict[str, Tensor]
+
+ROWS_CHECKED = 4
+"""Of the batch on which blocks are compared with the whole module."""
 
 
 def block_of(name: str) -> int:
@@ -56,17 +63,83 @@ class SplitModel:
     splitcast.base.errors.SplitcastError: cut: 3 is not legal; choose 1..2
     """
 
-    def __init__(self, blocks: nn.Sequential | Sequence[nn.Module], input_shape: Sequence[int]) -> None:
+    def __init__(
+        self,
+        blocks: nn.Sequential | Sequence[nn.Module],
+        input_shape: Sequence[int],
+        *,
+        dtype: torch.dtype = torch.float32,
+        names: Sequence[str] = (),
+        arch: str = "",
+    ) -> None:
+        """Samples are ``input_shape`` each, real numbers or, with an integer ``dtype``, tokens; ``arch`` says what made
+        the blocks."""
         self.blocks = list(blocks)
-        self.input_shape = tuple(input_shape)
+        self.input_shape, self.input_dtype = tuple(input_shape), dtype
+        self.names = tuple(names) or tuple(str(k) for k in range(len(self.blocks)))
+        self.arch = arch or f"object:{type(blocks).__name__}"
         _refuse_unsplittable(self.blocks)
         whole = self._half(0, self.depth)
-        self._initial = {name: p.detach().clone() for name, p in whole.named_parameters() if p.requires_grad}
-        self._frozen = {name: p.detach().clone() for name, p in whole.named_parameters() if not p.requires_grad}
-        self._buffers = {name: b.detach().clone() for name, b in whole.named_buffers()}
+        self.tied: dict[str, str] = {}
+        """Names of trained parameters that are another's tensor, and that other, which stands for both."""
+        self._initial: Params = {}
+        self._frozen: Params = {}
+        first: dict[int, str] = {}
+        for name, p in whole.named_parameters(remove_duplicate=False):
+            if not p.requires_grad:
+                self._frozen[name] = p.detach().clone()
+            elif first.setdefault(id(p), name) != name:
+                self.tied[name] = first[id(p)]
+            else:
+                self._initial[name] = p.detach().clone()
+        self._buffers, self._still, self._constants = _buffers_of(whole)
+        self._mutating: set[int] = set()
         self._shapes = self._measure_shapes()
         self._counted: dict[tuple[int, int], tuple[int, int]] = {}
         self._mixing = [self._mixes(block) for block in range(self.depth)]
+        self._stackable: dict[int, bool] = {}
+
+    @staticmethod
+    def of(module: nn.Module | Sequence[nn.Module], example: Tensor, arch: str = "") -> "SplitModel":
+        """Any module as blocks: the entries of an `nn.Sequential` or a list, else its pieces between places where a
+        single tensor is alive. ``example`` is a batch of samples. The module itself stays as it is.
+
+        >>> class Net(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 2)
+        ...     def forward(self, x):
+        ...         return self.outer(x + self.inner(x).relu())
+        >>> SplitModel.of(Net(), torch.randn(1, 4)).names
+        ('inner', 'outer')
+        """
+        shape, dtype = example.shape[1:], example.dtype if not example.is_floating_point() else torch.float32
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) > 1:
+            return SplitModel(module, shape, dtype=dtype, names=list(module._modules), arch=arch)
+        if not isinstance(module, nn.Module):
+            return SplitModel(list(module), shape, dtype=dtype, arch=arch)
+        own, most = copy.deepcopy(module).float(), 2 if example.is_floating_point() else int(example.max()) + 1
+        if getattr(getattr(own, "config", None), "use_cache", False):
+            own.config.use_cache = False  # type: ignore[union-attr]
+        state = copy.deepcopy(dict(own.named_buffers()))
+
+        def batch(rows: int) -> Tensor:
+            return torch.randn(rows, *shape) if dtype.is_floating_point else torch.randint(0, most, (rows, *shape))
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = pieces(own, batch)
+            for name, buffer in own.named_buffers():
+                buffer.detach().copy_(state[name])
+            made = SplitModel(
+                found,
+                shape,
+                dtype=dtype,
+                names=[piece.name for piece in found],
+                arch=arch or f"object:{type(module).__name__}",
+            )
+            made._refuse_unlike(own, batch(ROWS_CHECKED))
+        return made
 
     @property
     def depth(self) -> int:
@@ -89,17 +162,26 @@ class SplitModel:
             raise SplitcastError(f"cut: {cut} is not legal; choose 1..{self.depth - 1}")
         return cut
 
+    def fingerprint(self) -> str:
+        """Tells another model apart: its modules, the shapes of its weights, and what is never trained."""
+        digest = hashlib.blake2b("\n".join(repr(block) for block in self.blocks).encode(), digest_size=8)
+        for name, value in {**self._initial, **self._buffers}.items():
+            digest.update(f"{name} {tuple(value.shape)} {value.dtype}\n".encode())
+        for name, value in {**self._frozen, **self._still, **self._constants}.items():
+            digest.update(name.encode() + value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
     def initial(self, dtype: torch.dtype = torch.float32) -> Params:
         """A fresh copy of the parameters that are trained."""
         return {name: p.to(dtype, copy=True) for name, p in self._initial.items()}
 
     def frozen(self, dtype: torch.dtype = torch.float32) -> Params:
-        """A fresh copy of the parameters that are not trained."""
-        return {name: p.to(dtype, copy=True) for name, p in self._frozen.items()}
+        """A fresh copy of what is not trained: parameters, and running statistics that are used as they are."""
+        return _copies(self._frozen | self._still, dtype)
 
     def buffers(self, dtype: torch.dtype = torch.float32) -> Params:
         """A fresh copy of the buffers, such as running statistics; whole numbers stay whole."""
-        return {k: b.to(dtype if b.is_floating_point() else b.dtype, copy=True) for k, b in self._buffers.items()}
+        return _copies(self._buffers, dtype)
 
     def shapes(self) -> Params:
         """All parameters, to look at."""
@@ -109,6 +191,14 @@ class SplitModel:
         """Whether a sample's output of blocks start+1..stop depends on other samples of the batch: BatchNorm and the
         like. Such blocks see the samples of one client at a time."""
         return any(self._mixing[start:stop])
+
+    def torn(self, segments: Sequence[tuple[int, int]]) -> list[str]:
+        """Tied parameters of which a division into blocks start+1..stop would put the two uses apart."""
+
+        def home(name: str) -> int:
+            return next(k for k, (start, stop) in enumerate(segments) if start <= block_of(name) < stop)
+
+        return [name for name, owner in self.tied.items() if home(name) != home(owner)]
 
     def client_size(self, blocks: int) -> int:
         """phi(v): parameters of the first v blocks."""
@@ -123,11 +213,25 @@ class SplitModel:
         if start == stop:
             return x
         mine = {name: p for name, p in params.items() if start <= block_of(name) < stop}
-        for name, buffer in self._buffers.items():
+        for name, owner in self.tied.items():
+            if owner in params and start <= block_of(name) < stop:
+                mine[name] = params[owner]
+        dtype = next((p.dtype for p in mine.values() if p.is_floating_point()), x.dtype)
+        for name, buffer in {**self._buffers, **self._still, **self._constants}.items():
             if name not in mine and start <= block_of(name) < stop:
-                mine[name] = buffer.to(x.device, x.dtype if buffer.is_floating_point() else buffer.dtype, copy=True)
-        out: Tensor = functional_call(self._half(start, stop), mine, (x,))
+                real = buffer.is_floating_point() and dtype.is_floating_point
+                mine[name] = buffer.to(x.device, dtype if real else buffer.dtype, copy=name in self._buffers)
+        if start in self._mutating:
+            x = x.clone()
+        out: Tensor = functional_call(self._half(start, stop), mine, (x,), tie_weights=False)
         return out
+
+    def stackable(self, start: int, stop: int) -> bool:
+        """Whether copies of blocks start+1..stop run together: torch has rules for all that they do."""
+        for block in range(start, stop):
+            if block not in self._stackable:
+                self._stackable[block] = self._stacks(block)
+        return all(self._stackable[block] for block in range(start, stop))
 
     def smashed_shape(self, block: int) -> tuple[int, ...]:
         """Shape, per sample, of what leaves a block: the input for 0, the logits for V."""
@@ -144,36 +248,85 @@ class SplitModel:
             for module, training in modes:
                 module.training = training
 
+    def _samples(self, rows: int, block: int) -> Tensor:
+        """Random input of a block; of tokens only the first two, which every model has."""
+        if block == 0 and not self.input_dtype.is_floating_point:
+            return torch.randint(0, 2, (rows, *self.input_shape), dtype=self.input_dtype)
+        return torch.randn(rows, *self.smashed_shape(block), device="cpu")
+
     def _mixes(self, block: int) -> bool:
         """Whether the first row of a block's output changes with the second row of its input."""
-        shape = (2, *self.smashed_shape(block))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            x = torch.randn(shape, device="cpu")
-            other = torch.cat([x[:1], torch.randn(shape, device="cpu")[1:]])
+            x = self._samples(2, block)
+            other = torch.cat([x[:1], self._samples(2, block)[1:]])
             try:
                 first, second = (self._seeded(block, rows) for rows in (x, other))
             except (RuntimeError, ValueError, IndexError):
                 return True  # what cannot be asked is not trusted with two clients
         return not torch.equal(first[0], second[0])
 
+    def _stacks(self, block: int) -> bool:
+        params = {k: torch.stack([v, v]).requires_grad_() for k, v in self._initial.items() if self._uses(block, k)}
+        buffers = {k: torch.stack([v, v]) for k, v in self._buffers.items() if block_of(k) == block}
+
+        def run(leaves: Params, own: Params, x: Tensor) -> Tensor:
+            return self.forward(own | leaves, x, block, block + 1)
+
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            x = torch.stack([self._samples(2, block), self._samples(2, block)])
+            try:
+                out = vmap(run, randomness="different")(params, buffers, x)
+                if out.requires_grad:
+                    torch.autograd.grad(out.sum(), list(params.values()), allow_unused=True)
+            except (RuntimeError, ValueError, IndexError, NotImplementedError):
+                return False
+        return True
+
+    def _uses(self, block: int, name: str) -> bool:
+        owned = (alias for alias, owner in self.tied.items() if owner == name)
+        return any(block_of(each) == block for each in (name, *owned))
+
     def _seeded(self, block: int, x: Tensor) -> Tensor:
         torch.manual_seed(1)
         return self.forward(self._initial, x, block, block + 1)
 
     def _measure_shapes(self) -> list[tuple[int, ...]]:
-        x = torch.zeros(1, *self.input_shape, device="cpu")
+        x = torch.zeros(1, *self.input_shape, device="cpu", dtype=self.input_dtype)
         shapes = [self.input_shape]
         with torch.no_grad(), self.evaluating():
             for index in range(self.depth):
+                version = x._version
                 try:
-                    x = self.forward(self._initial, x, index, index + 1)
-                except RuntimeError as error:
+                    out = self.forward(self._initial, x, index, index + 1)
+                except (RuntimeError, TypeError) as error:
                     shape = f"{tuple(x.shape[1:])}, which samples of {self.input_shape} become there"
                     reason = str(error).splitlines()[0]
-                    raise SplitcastError(f"blocks: entry {index} does not take {shape}: {reason}") from None
+                    raise SplitcastError(f"blocks: entry {self.names[index]} does not take {shape}: {reason}") from None
+                if not isinstance(out, Tensor):
+                    kind = type(out).__name__
+                    raise SplitcastError(f"blocks: entry {self.names[index]} puts out a {kind}, not a tensor")
+                if x._version != version:
+                    self._mutating.add(index)
+                x = out
                 shapes.append(tuple(x.shape[1:]))
         return shapes
+
+    def _refuse_unlike(self, module: nn.Module, x: Tensor) -> None:
+        """Refuse blocks that do not together do what the module does, on a random input: output and gradients."""
+        params = {name: p.clone().requires_grad_() for name, p in self._initial.items()}
+        theirs = dict(module.named_parameters())
+        pairs = [(p, theirs[name.split(".", 1)[1]]) for name, p in params.items()]
+        torch.manual_seed(1)
+        ours = self.forward(params, x, 0, self.depth)
+        torch.manual_seed(1)
+        out = answer(functional_call(module, copy.deepcopy(dict(module.named_buffers())), (x,)))
+        for mine, given in [(ours, out), *_gradients(ours, out, pairs)]:
+            if not torch.allclose(mine, given, rtol=1e-3, atol=1e-4 * float(given.abs().max())):
+                raise SplitcastError(
+                    f"model: {type(module).__name__} cannot be cut: its blocks put out something else than the whole"
+                )
 
     def profile(self) -> list[CutProfile]:
         """Parameters, traffic, FLOPs (a multiply-add is two) and privacy of every legal cut."""
@@ -205,7 +358,8 @@ class SplitModel:
 
     def _count_flops(self, start: int, stop: int, input_gradient: bool) -> tuple[int, int]:
         params = {k: v.requires_grad_() for k, v in self.initial().items()}
-        x = torch.zeros(1, *self.smashed_shape(start), device="cpu")
+        dtype = torch.float32 if start else self.input_dtype
+        x = torch.zeros(1, *self.smashed_shape(start), device="cpu", dtype=dtype)
         x.requires_grad_(input_gradient)
         with self.evaluating(), FlopCounterMode(display=False) as forward:
             out = self.forward(params, x, start, stop)
@@ -228,12 +382,37 @@ def as_rows(profile: Sequence[CutProfile]) -> list[dict[str, float]]:
 def _refuse_unsplittable(blocks: list[nn.Module]) -> None:
     if len(blocks) < 2:
         raise SplitcastError(f"blocks: a model needs at least 2 blocks to be cut, got {len(blocks)}")
-    seen: dict[int, int] = {}
     for index, block in enumerate(blocks):
         if not isinstance(block, nn.Module):
             raise SplitcastError(f"blocks: entry {index} is a {type(block).__name__}, not a torch module")
-        for _, p in block.named_parameters():
-            if seen.setdefault(id(p), index) != index:
-                raise SplitcastError(
-                    f"blocks: entries {seen[id(p)]} and {index} share a parameter; put both into one block"
-                )
+
+
+def _buffers_of(whole: nn.Module) -> tuple[Params, Params, Params]:
+    """Buffers that change in training; running statistics that are only used; and constants, which are no state."""
+    changing: Params = {}
+    still: Params = {}
+    constants: Params = {}
+    for path, module in whole.named_modules():
+        used = is_still(module)
+        for name, buffer in module.named_buffers(path, recurse=False):
+            last = name.rpartition(".")[2]
+            slot = constants if last in module._non_persistent_buffers_set else still if used else changing
+            slot[name] = buffer.detach().clone()
+    return changing, still, constants
+
+
+def _copies(values: Params, dtype: torch.dtype) -> Params:
+    return {k: v.to(dtype if v.is_floating_point() else v.dtype, copy=True) for k, v in values.items()}
+
+
+def _gradients(ours: Tensor, out: Tensor, pairs: list[tuple[Tensor, nn.Parameter]]) -> list[tuple[Tensor, Tensor]]:
+    """Gradients of the sum of squares of both outputs, of parameters that it depends on."""
+    mine, given = (list(side) for side in zip(*pairs, strict=True)) if pairs else ([], [])
+    if not mine or not ours.requires_grad:
+        return []
+    both = zip(
+        torch.autograd.grad(ours.square().mean(), mine, allow_unused=True),
+        torch.autograd.grad(out.square().mean(), given, allow_unused=True),
+        strict=True,
+    )
+    return [(a, b) for a, b in both if a is not None and b is not None]

@@ -58,7 +58,7 @@ class Federation:
         self.optimiser = make_optimiser(config.train)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
         self._scheme = make_scheme(config)
-        placement = placement or self._scheme.place(config.split.cut, model.depth)
+        placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)

@@ -23,7 +23,7 @@ from splitcast.data.batches import draw_batch
 from splitcast.engine.dry import DryParty, shape_only
 from splitcast.engine.party import Group, Kit, LocalParty
 from splitcast.engine.values import Known
-from splitcast.model import build
+from splitcast.model import make_model
 from splitcast.remote.dialogue import Dialogue
 from splitcast.remote.wire import (
     Refused,
@@ -126,7 +126,7 @@ class Site:
         x, y = self._rows(made, client)
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
-        model = build(made.model.arch, shape, classes, torch_seed(made.train.seed, "model"))
+        model = make_model(made, shape, classes)
         scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")

@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -22,14 +22,14 @@ from torch import nn
 from splitcast import data
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.base.seeds import stream, torch_seed
+from splitcast.base.seeds import stream
 from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
 from splitcast.engine.engine import Engine, RoundReport
 from splitcast.engine.simulator import Simulator
-from splitcast.model import build
+from splitcast.model import make_model
 from splitcast.model.split import SplitModel
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
@@ -58,12 +58,13 @@ def train(
     resume: bool = False,
     on_round: OnRound | None = None,
     dataset: Dataset | None = None,
-    model: SplitModel | nn.Sequential | None = None,
+    model: SplitModel | nn.Module | Sequence[nn.Module] | None = None,
     engine: Engine | None = None,
 ) -> Result:
     """Train as ``config`` says; write a run folder if ``out`` is given.
 
-    ``dataset`` and ``model`` stand in for those that the configuration names, ``engine`` for the simulator.
+    ``dataset`` and ``model`` stand in for those that the configuration names, ``engine`` for the simulator. The model
+    may be any module that `SplitModel.of` can cut.
 
     >>> from splitcast.base.config import Config, ModelConfig, TrainConfig
     >>> quick = Config(model=ModelConfig(arch="cnn-small"), train=TrainConfig(rounds=2))
@@ -98,11 +99,14 @@ def _train(
     resume: bool,
     on_round: OnRound | None,
     dataset: Dataset | None,
-    model: SplitModel | nn.Sequential | None,
+    model: SplitModel | nn.Module | Sequence[nn.Module] | None,
     engine: Engine | None,
 ) -> Result:
     config = resolved(config)
     dataset = dataset or data.load(config.data)
+    if model is not None:
+        model = as_split(model, dataset)
+        config = with_values(config, arch=model.arch)
     given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
     samples = dataset.fingerprint() if folder else ""
@@ -112,11 +116,12 @@ def _train(
         raise SplitcastError(f"out: {folder.path} is not empty; choose another folder, or --resume")
     engine = engine or make_simulator(config, dataset, model)
     dataset = fitted(dataset, engine.task, engine.model)
+    fingerprint = engine.model.fingerprint()
     clock = make_clock(config, engine)
     selector = make_selector(config, engine, clock, dataset, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
-        records = _continue(folder, engine, samples)
+        records = _continue(folder, engine, samples, fingerprint)
         if len(records) == config.train.rounds and folder.summary_file.is_file():
             return Result(records, folder.summary(), engine)
         folder.reconfigure(config)
@@ -148,7 +153,8 @@ def _train(
         if folder:
             folder.append(records[-1])
             if last or t % config.train.checkpoint_every == 0:
-                folder.save(*engine.snapshot(t), t, samples)
+                tensors, about = engine.snapshot(t)
+                folder.save(tensors, about | {"model": fingerprint}, t, samples)
         if on_round:
             on_round(records[-1])
     summary = summarise(config, records, time.perf_counter() - started) | ({"own": own} if own else {})
@@ -168,21 +174,28 @@ def _refuse_another(folder: RunFolder, config: Config) -> None:
         raise SplitcastError(f"resume: {folder.path} was begun with {was}, not {asked}; use another folder")
 
 
-def _continue(folder: RunFolder, engine: Engine, samples: str) -> list[RoundRecord]:
+def _continue(folder: RunFolder, engine: Engine, samples: str, model: str) -> list[RoundRecord]:
     """Put the engine where the last checkpoint was, or at the start if the run stopped before the first."""
     if not folder.checkpoint_file.exists():
         return folder.rewind(0)
     stored = folder.restore(samples)
+    if stored.about.get("model", model) != model:
+        raise SplitcastError(f"run: {folder.path} trained another model; resume it from Python, with its model")
     engine.resume(stored.tensors, stored.about, stored.round)
     return folder.rewind(stored.round)
 
 
-def make_simulator(config: Config, dataset: Dataset, model: SplitModel | nn.Sequential | None = None) -> Simulator:
+def as_split(model: SplitModel | nn.Module | Sequence[nn.Module], dataset: Dataset) -> SplitModel:
+    """A model of the user's, cut for the samples of a data set."""
+    return model if isinstance(model, SplitModel) else SplitModel.of(model, dataset.train_x[:64])
+
+
+def make_simulator(
+    config: Config, dataset: Dataset, model: SplitModel | nn.Module | Sequence[nn.Module] | None = None
+) -> Simulator:
     """The parts a configuration names, put together."""
-    seed, shape = config.train.seed, tuple(dataset.train_x.shape[1:])
-    if isinstance(model, nn.Sequential):
-        model = SplitModel(model, shape)
-    model = model or build(config.model.arch, shape, dataset.classes, torch_seed(seed, "model"))
+    shape = tuple(dataset.train_x.shape[1:])
+    model = make_model(config, shape, dataset.classes) if model is None else as_split(model, dataset)
     if model.input_shape != shape:
         raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
     task = make_task(config.model.task, dataset.classes)

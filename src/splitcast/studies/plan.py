@@ -12,7 +12,6 @@ import numpy as np
 
 from splitcast.base.config import Config, DataConfig
 from splitcast.base.errors import SplitcastError
-from splitcast.base.seeds import torch_seed
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
 from splitcast.cost.conditions import Conditions
@@ -23,7 +22,7 @@ from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.data import NAMES, load
-from splitcast.model import build
+from splitcast.model import make_model
 from splitcast.model.split import SplitModel
 from splitcast.training.task import make_task
 
@@ -134,7 +133,7 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
     """The scenario a configuration describes, without its data."""
     shape, known_classes = shape_of(config.data)
     classes = known_classes if classes is None else classes
-    model = model or build(config.model.arch, shape, classes, torch_seed(config.train.seed, "model"))
+    model = model or make_model(config, shape, classes)
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 

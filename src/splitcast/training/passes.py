@@ -1,7 +1,7 @@
 """A pass through some blocks, with one copy of the weights or one per client, and its graph.
 
 Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass; with stacked copies
-`torch.func.vmap` runs them together.
+`torch.func.vmap` runs them together, or, where it has no rule for a layer, one after another.
 """
 
 import torch
@@ -48,9 +48,12 @@ class Pass:
             return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
 
         with runtime.arithmetic():
-            if stacked:
+            if stacked and model.stackable(segment.start, segment.stop):
                 with self.linear:
                     self.output: Tensor = vmap(run, randomness="different")(self.leaves, buffers, x)
+            elif stacked:
+                each = zip(_unstacked(self.leaves, x), _unstacked(buffers, x), x, strict=True)
+                self.output = torch.stack([run(*one) for one in each])
             else:
                 flat = run(self.leaves, buffers, x.flatten(0, 1))
                 self.output = flat.view(*x.shape[:2], *flat.shape[1:])
@@ -75,6 +78,12 @@ class Pass:
         return at_input
 
 
+def _unstacked(values: Params, x: Tensor) -> list[Params]:
+    """One dictionary per copy."""
+    parts = {k: v.unbind() for k, v in values.items()}
+    return [{k: part[n] for k, part in parts.items()} for n in range(len(x))]
+
+
 def saved_bytes(model: SplitModel) -> int:
     """Bytes autograd keeps per sample for a pass through the whole model."""
     seen: dict[int, int] = {}
@@ -85,7 +94,7 @@ def saved_bytes(model: SplitModel) -> int:
 
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
     own = {p.untyped_storage().data_ptr() for p in params.values()}
-    x = torch.zeros(1, *model.input_shape, device="cpu")
+    x = torch.zeros(1, *model.input_shape, device="cpu", dtype=model.input_dtype)
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:
         model.forward(params, x, 0, model.depth)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from splitcast.base.errors import SplitcastError
-from splitcast.model.split import block_of
+from splitcast.model.split import SplitModel, block_of
 
 Side = Literal["client", "server"]
 
@@ -67,6 +67,20 @@ class Placement:
     def cut(self) -> int:
         """v: where a sample first leaves the client (V if it never does), or what stands for it."""
         return self.chosen or self.segments[0].stop
+
+    def keeps_ties(self, model: SplitModel) -> bool:
+        """Whether parameters that are one tensor are in one segment."""
+        return not model.torn([(segment.start, segment.stop) for segment in self.segments])
+
+    def check(self, model: SplitModel) -> "Placement":
+        """Refuse a cut between the uses of a tied parameter."""
+        torn = model.torn([(segment.start, segment.stop) for segment in self.segments])
+        if torn:
+            owner = model.tied[torn[0]]
+            fits = [cut for cut in model.cuts if Placement.split(cut, model.depth).keeps_ties(model)]
+            remedy = f"choose one of {fits}" if fits else "untie them, freeze them, or keep the whole model on one side"
+            raise SplitcastError(f"cut: {self.cut} separates {torn[0]} from {owner}, which are one tensor; {remedy}")
+        return self
 
     def on_client(self, name: str) -> bool:
         """Whether clients hold a parameter or buffer."""

@@ -1,0 +1,98 @@
+"""Models of other libraries, with fresh weights: transformers by a configuration file, timm by a name.
+
+A configuration is data: it names one of the library's own classes, and nothing that it says is run.
+"""
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from splitcast.base.errors import SplitcastError, imported, shown
+from splitcast.base.files import read_bounded
+
+FILE_BYTES = 1_000_000
+MOST_PARAMETERS = 2**31
+"""Of a model that a file describes."""
+HEADS = {"next-token": "CausalLM", "pixel": "SemanticSegmentation"}
+"""The kind of model for a task; else it classifies images or sequences."""
+_IGNORED = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype")
+
+
+def from_transformers(file: str, input_shape: Sequence[int], classes: int, task: str) -> tuple[nn.Module, Tensor]:
+    """The model that a configuration file of transformers describes, fitted to samples and classes, and an example.
+
+    The head is the task's; channels, image size and labels are those of the data.
+    """
+    field = f"arch: hf:{file}"
+    _needed("transformers", "hf", "pip install 'splitcast[models]'")
+    automatic = imported("arch", "transformers:AutoConfig", takes=0)
+    values = _read(Path(file), field)
+    kind = values.get("model_type")
+    if not isinstance(kind, str):
+        raise SplitcastError(f"{field} has no model_type, such as resnet or vit")
+    images = len(input_shape) == 3
+    head = HEADS.get(task, "ImageClassification" if images else "SequenceClassification")
+    maker = imported("arch", f"transformers:AutoModelFor{head}", takes=0)
+    try:
+        config = automatic.for_model(kind, **{k: v for k, v in values.items() if k not in _IGNORED})
+        _fit(config, input_shape, classes, images)
+        with torch.device("meta"):
+            size = sum(p.numel() for p in maker.from_config(config).parameters())
+        if size > MOST_PARAMETERS:
+            raise SplitcastError(f"{field} describes {size:,} parameters; at most {MOST_PARAMETERS:,} are allowed")
+        made = maker.from_config(config).float().train()
+    except SplitcastError:
+        raise
+    except Exception as error:  # of many kinds: the values are the file's
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SplitcastError(f"{field} makes no {head} model: {said[:300]}") from None
+    if images:
+        return made, torch.zeros(1, *input_shape)
+    return made, torch.full((1, *input_shape), config.get_text_config().vocab_size - 1)
+
+
+def from_timm(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
+    """A model of timm."""
+    _needed("timm", "timm", "install timm and a torchvision that fits your torch")
+    create = imported("arch", "timm:create_model", takes=1)
+    try:
+        made: nn.Module = create(name, pretrained=False, num_classes=classes, in_chans=input_shape[0])
+    except Exception as error:  # of many kinds
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise SplitcastError(f"arch: timm:{name} cannot be made: {said[:300]}") from None
+    return made
+
+
+def _needed(package: str, prefix: str, remedy: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise SplitcastError(f"arch: {prefix}: needs {package}, which is not installed; {remedy}")
+
+
+def _read(file: Path, field: str) -> dict[str, Any]:
+    try:
+        found = json.loads(read_bounded(file, FILE_BYTES))
+    except SplitcastError as error:
+        raise SplitcastError(f"{field}: {str(error).removeprefix('run: ')}") from None
+    except (ValueError, RecursionError):
+        raise SplitcastError(f"{field} is not JSON") from None
+    if not isinstance(found, dict):
+        raise SplitcastError(f"{field} holds {shown(found)}; allowed is a table of settings")
+    return found
+
+
+def _fit(config: Any, input_shape: Sequence[int], classes: int, images: bool) -> None:
+    config.num_labels = classes
+    if images:
+        config.num_channels = input_shape[0]
+        if hasattr(config, "image_size"):
+            high, wide = input_shape[1:]
+            config.image_size = high if high == wide else (high, wide)
+    elif config.pad_token_id is None:
+        config.pad_token_id = 0
+    if hasattr(config, "use_cache"):
+        config.use_cache = False

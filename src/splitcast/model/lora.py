@@ -1,0 +1,70 @@
+"""Low-rank adapters, after Hu et al., ICLR 2022: W x + (alpha / r) B A x, of which only A (r, in), B (out, r) learn.
+
+A is drawn, B is zero: a model with fresh adapters does what it did without.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from splitcast.base.errors import SplitcastError
+
+
+class LoRA(nn.Module):
+    """A linear layer with an adapter."""
+
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        inner, outer = _sizes(base)
+        self.base, self.scale = base, alpha / rank
+        self.lora_A, self.lora_B = nn.Parameter(torch.empty(rank, inner)), nn.Parameter(torch.zeros(outer, rank))
+        nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x)
+        return out + self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+
+
+def add_lora(holder: nn.Module, rank: int, modules: Sequence[str], alpha: float = 0.0) -> None:
+    """Give the linear layers whose path ends in one of ``modules`` an adapter, and freeze everything else, in place.
+
+    >>> net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> add_lora(net, 2, ["2"])
+    >>> [name for name, p in net.named_parameters() if p.requires_grad]
+    ['2.lora_A', '2.lora_B']
+    """
+    found = {path: module for path, module in holder.named_modules() if _is_linear(module)}
+    for name in modules:
+        if not any(_ends(path, name) for path in found):
+            names = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in found)) or "none"
+            raise SplitcastError(f"lora.modules: no linear layer is called {name!r}; there are {names}")
+    if not modules:
+        names = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in found)) or "none"
+        raise SplitcastError(f"lora.modules: none given; choose from the linear layers {names}")
+    holder.requires_grad_(False)
+    for path, module in found.items():
+        if any(_ends(path, name) for name in modules):
+            parent, _, name = path.rpartition(".")
+            setattr(holder.get_submodule(parent), name, LoRA(module, rank, alpha or rank))
+
+
+def _ends(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """`nn.Linear`, and the Conv1D of transformers, whose weight is (in, out); of attention, only what it calls."""
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return False
+    return isinstance(module, nn.Linear) or (type(module).__name__ == "Conv1D" and hasattr(module, "nf"))
+
+
+def _sizes(module: nn.Module) -> tuple[int, int]:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    outer, inner = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
+    return int(inner), int(outer)
