@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from splitcast.base.codec import Labels
-from splitcast.base.config import Config, with_values
+from splitcast.base.config import Config, leaf_names, load, with_values
 from splitcast.cli.main import COMMANDS, main
 from splitcast.run.loop import train
 from splitcast.run.records import RunFolder
@@ -289,3 +289,46 @@ def test_every_command_explains_itself(capsys):
             main([command, "--help"])
         assert stop.value.code == 0
         assert f"splitcast {command}" in capsys.readouterr().out
+
+
+def test_the_help_of_train_fits_a_screen_and_help_all_has_everything(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    brief = capsys.readouterr().out
+    assert len(brief.splitlines()) <= 60 and max(map(len, brief.splitlines())) <= 120
+    for flag in ("scheme", "cut", "dataset", "arch", "rounds", "device", "out", "resume", "help-all", "config"):
+        assert f"--{flag} " in brief
+    with pytest.raises(SystemExit):
+        main(["train", "--help-all"])
+    full = capsys.readouterr().out
+    for name in leaf_names():
+        assert f"--{name.replace('_', '-')}\n" in full or f"--{name.replace('_', '-')} " in full
+
+
+def test_a_command_refuses_settings_that_it_has_no_use_for(capsys, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--checkpoint-every", "3"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "splitcast: --checkpoint-every: plan has no use for it; leave it out\n"
+    with pytest.raises(SystemExit):
+        main(["plan", "--help-all"])
+    assert "--checkpoint-every" not in capsys.readouterr().out
+
+
+def test_init_writes_a_commented_configuration_that_says_nothing_new(tmp_path, capsys):
+    file = tmp_path / "my.toml"
+    main(["init", str(file)])
+    assert load(file) == Config() and "# Communication rounds T." in file.read_text()
+    with pytest.raises(SystemExit) as stopped:
+        main(["init", str(file)])
+    assert stopped.value.code == 2 and "exists; choose another name" in capsys.readouterr().err
+
+
+def test_completion_works_in_bash(capsys, tmp_path):
+    main(["completion", "bash"])
+    script = capsys.readouterr().out
+    ask = 'COMP_WORDS=(splitcast {words}); COMP_CWORD={at}; _splitcast; echo "${{COMPREPLY[*]}}"'
+    for words, at, found in (("comp", 1, "compare completion"), ("train --chec", 2, "--checkpoint-every")):
+        command = script + ask.format(words=words, at=at)
+        said = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+        assert said.strip() == found

@@ -22,8 +22,10 @@ from splitcast.cli.options import (
     FLAGS,
     BenchOptions,
     CompareOptions,
+    CompletionOptions,
     DataOptions,
     DeployOptions,
+    InitOptions,
     LearnOptions,
     PlanOptions,
     ProfileOptions,
@@ -50,6 +52,8 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
   bench     measure speed as ratios in one run (splitcast bench engine)
+  init      write a commented configuration (splitcast init my.toml)
+  completion  complete commands and flags in bash or zsh: eval "$(splitcast completion bash)"
   deploy    train for real: one server, sites elsewhere, on NVIDIA FLARE (docs/deployment.md)
 
 examples:
@@ -179,6 +183,23 @@ def deploy(options: DeployOptions) -> None:
     run_deploy(options)
 
 
+def init(options: InitOptions) -> None:
+    from splitcast.cli.help import commented_config
+
+    if options.file.exists():
+        raise SplitcastError(f"file: {options.file} exists; choose another name")
+    options.file.write_text(commented_config())
+    print(f"written: {options.file}; edit it, then: splitcast train --config {options.file}")
+
+
+def completion(options: CompletionOptions) -> None:
+    from splitcast.base.errors import one_of
+    from splitcast.cli.help import completion as script
+
+    shell = one_of("shell", options.shell, ["bash", "zsh"])
+    print(script(shell, {name: kind for name, (kind, _) in COMMANDS.items()}), end="")
+
+
 Command = Callable[[Any], None]
 COMMANDS: dict[str, tuple[type, Command]] = {
     "train": (TrainOptions, train),
@@ -193,6 +214,8 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "data": (DataOptions, data),
     "bench": (BenchOptions, bench),
     "deploy": (DeployOptions, deploy),
+    "init": (InitOptions, init),
+    "completion": (CompletionOptions, completion),
 }
 
 
@@ -241,12 +264,19 @@ def _dispatch(arguments: list[str]) -> None:
 
 def parse(kind: type, name: str, args: list[str]) -> Any:
     """Options of a command; ``--config FILE`` supplies the defaults of its settings."""
+    from splitcast.cli.help import help_text, unused_flag
+
+    if any(word in ("-h", "--help", "--help-all") for word in args):
+        print(help_text(kind, name, everything="--help-all" in args), end="")
+        raise SystemExit(0)
     keywords: dict[str, Any] = {}
     args = [word for arg in args for word in (arg.split("=", 1) if arg.startswith("--config=") else [arg])]
     settings = "settings" in kind.__dataclass_fields__  # type: ignore[attr-defined]
     for flag in (arg.partition("=")[0] for arg in args if settings):
         if now := moved_flag(flag):
             raise SplitcastError(f"{flag} is now {now}")
+        if unused_flag(name, flag):
+            raise SplitcastError(f"{flag}: {name} has no use for it; leave it out")
     if "--config" in args:
         at = args.index("--config")
         if at + 1 >= len(args):

@@ -226,3 +226,19 @@ class DeployOptions:
     track: tuple[str, ...] = ()
     """run: also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class InitOptions:
+    """Write a configuration with every setting, its default and what it means."""
+
+    file: Annotated[Path, tyro.conf.Positional] = Path("config.toml")
+    """The file to write; must be new."""
+
+
+@dataclass(frozen=True)
+class CompletionOptions:
+    """Print a script that completes commands and flags: eval "$(splitcast completion bash)" in your shell's profile."""
+
+    shell: Annotated[str, tyro.conf.Positional] = "bash"
+    """bash or zsh."""
