@@ -57,7 +57,9 @@ def workplace(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", ["index.md", "schemes.md", "planning.md", "extend.md", "experiments.md", "api.md"])
+@pytest.mark.parametrize(
+    "page", ["index.md", "schemes.md", "tasks.md", "planning.md", "extend.md", "experiments.md", "api.md"]
+)
 def test_python_runs(page, workplace, capsys):
     blocks = fenced(page, "python")
     assert blocks

@@ -73,7 +73,7 @@ def test_columns_are_sums_from_the_start_and_leave_out_what_never_occurs():
     assert found["seconds"] == [1.5, 3.5, 5.0]
     assert found["round_s"] == [1.5, 2.0, 1.5]
     assert found["round_mb"] == [4.0, 4.0, 4.0]
-    assert found["accuracy"] == [None, 0.25, None]
+    assert found["test_accuracy"] == [None, 0.25, None]
     assert not {"gamma", "rank", "dropped", "test_loss"} & set(found)
 
 
@@ -231,7 +231,7 @@ def test_old_records_without_optional_fields_are_read(tmp_path):
     (path / "rounds.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.warns(UserWarning, match="old is of an older version"):
         found = document(read_runs([path]))
-    assert found["target"] is None and found["runs"][0]["accuracy"] is None
+    assert found["target"] is None and found["runs"][0]["value"] is None
     (path / "rounds.jsonl").write_text(json.dumps(line | {"rank": 8, "dropped_energy": 0.25, "gamma": None}) + "\n")
     with pytest.warns(UserWarning, match="rank, dropped_energy and gamma are read as metrics"):
         known = document(read_runs([path]))["runs"][0]["columns"]
@@ -243,7 +243,7 @@ def test_an_unfinished_run_shows_its_last_test(tmp_path):
     with (tmp_path / "run" / "rounds.jsonl").open("a") as file:
         file.write('{"round": 4, "cu')  # stopped in the middle of a line
     (run,) = document(read_runs([tmp_path]))["runs"]
-    assert (run["finished"], run["accuracy"], run["best_accuracy"]) == (False, 0.4, 0.5)
+    assert (run["finished"], run["value"], run["best"]) == (False, 0.4, 0.5)
     assert run["columns"]["rounds"] == [1, 2, 3]
 
 
@@ -568,9 +568,9 @@ def test_runs_without_a_round_are_left_out_with_a_word(page, tmp_path):
 def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
     content = document(read_runs([page.parent]))
     for run in content["runs"]:
-        for name in ("drift", "accuracy", "test_loss", "gamma", "rank", "dropped"):
+        for name in ("drift", "test_accuracy", "test_loss", "gamma", "rank", "dropped"):
             run["columns"].pop(name, None)
-        run |= {"accuracy": None, "best_accuracy": None, "measured": {"parts_s": {"upload": 1.25}, "failures": 2}}
+        run |= {"value": None, "best": None, "measured": {"parts_s": {"upload": 1.25}, "failures": 2}}
         run["columns"]["wall_s"] = run["columns"]["round_s"]
     bare = tmp_path / "bare.html"
     bare.write_text(render(content | {"target": None}), encoding="utf-8")
@@ -600,3 +600,80 @@ def test_names_and_state_are_shown_as_text(browser):
     assert "splitcast train --clients 4 --arch cnn-small --scheme sfl-gb" in browser.find("#again").text
     assert "unfinished, 6 of 6 rounds" in browser.find("#config").text
     assert Path(browser.driver.current_url).name == "report.html"
+
+
+OWN_PARTS = """
+from pathlib import Path
+
+from splitcast.schemes.schemes import Sfl
+from splitcast.training.measure import Measure
+from splitcast.training.task import Classification
+
+Path(__file__).with_name("imported").touch()
+
+
+class Scheme(Sfl):
+    def step(self, clients, server, link, batch):
+        super().step(clients, server, link, batch)
+
+
+class Stubborn(Sfl):
+    \"""Looks at values, which a plan does not have.\"""
+
+    def step(self, clients, server, link, batch):
+        float(batch.x.whole().sum())
+        super().step(clients, server, link, batch)
+
+
+class Delay(Classification):
+    headline = Measure("delay", "min", lower=True)
+
+    def metrics(self, output, target):
+        return {**super().metrics(output, target), "delay": float(len(target) * 1.5)}
+"""
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_of_own_parts_is_shown_and_with_trust_all_of_it(tmp_path, capsys, monkeypatch, finished):
+    """Without importing anything, a report has the task's headline, from the summary or, of a run that still goes on,
+    from what was measured."""
+    (tmp_path / "my_parts.py").write_text(OWN_PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "run"
+    train(with_values(TINY, scheme="my_parts:Scheme", task="my_parts:Delay"), run)
+    if not finished:
+        (run / "summary.json").unlink()
+    sys.modules.pop("my_parts")
+    (tmp_path / "imported").unlink()
+
+    def shown(*flags):
+        main(["report", str(run), *flags])
+        assert capsys.readouterr().err == ""
+        page = (run / "report.html").read_text(encoding="utf-8")
+        return json.loads(re.search(r'id="data">(.*?)</script>', page, flags=re.DOTALL)[1])
+
+    plain = shown()
+    assert not (tmp_path / "imported").exists()
+    assert "may not be imported" in plain["runs"][0]["clients"]["missing"]
+    assert "--trust" in plain["runs"][0]["clients"]["missing"]
+    trusted = shown("--trust")
+    assert (tmp_path / "imported").exists()
+    assert len(trusted["runs"][0]["clients"]["parts_s"]["uplink"]) == TINY.data.clients
+    assert trusted["measures"]["test_delay"]["unit"] == "min" and trusted["measures"]["test_delay"]["lower"]
+    assert trusted["runs"][0]["value"] == 1.5 and trusted["headline"] == "test_delay"
+    if finished:
+        assert (plain["headline"], plain["measures"]) == (trusted["headline"], trusted["measures"])
+    else:
+        assert plain["headline"] == "test_accuracy" and plain["runs"][0]["columns"]["test_delay"][-1] == 1.5
+    sys.modules.pop("my_parts", None)
+
+
+def test_a_scheme_that_cannot_be_planned_is_shown_all_the_same(tmp_path, capsys, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(OWN_PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    trained = train(TINY).rounds
+    run = write_run(tmp_path / "run", with_values(TINY, scheme="my_parts:Stubborn"), trained)
+    main(["report", str(run), "--trust"])
+    (found,) = document(read_runs([run]))["runs"]
+    assert "cannot be planned: RuntimeError" in found["clients"]["missing"] and "\n" not in found["clients"]["missing"]
+    sys.modules.pop("my_parts", None)

@@ -1,5 +1,6 @@
 """Tasks: losses and measures by hand, sums that add, one client as plain PyTorch, sites as the simulator, refusals."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -12,13 +13,20 @@ from torch import nn
 from splitcast.base.codec import FP32, IGNORE, Flags, Labels
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
 from splitcast.data import Dataset, from_tensors
 from splitcast.model.split import SplitModel
 from splitcast.remote.federation import Federation
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Limits
 from splitcast.run.loop import make_parts, make_simulator, train
+from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.verify import verify
+from splitcast.studies.compare import rows
 from splitcast.studies.plan import plan
+from splitcast.studies.report.document import document
+from splitcast.studies.report.runs import read_runs
+from splitcast.training.measure import measure
 from splitcast.training.positions import NextToken, Pixel, next_tokens
 from splitcast.training.task import Classification, fit_targets, headline_of, make_task, measures_of
 from splitcast.training.vectors import MultiLabel, Regression
@@ -223,13 +231,13 @@ def test_sites_do_what_the_simulator_does(task, monkeypatch):
     dataset, model = parts(task)
     config = settings(task, local_steps=2)
 
-    def rows(config, client):
+    def own_rows(config, client):
         part = make_parts(config, dataset)[client]
         return dataset.train_x[part], dataset.train_y[part]
 
     monkeypatch.setattr("splitcast.remote.site.build", lambda *_: parts(task)[1])
     line = Wired(3)
-    line.sites = [Site(rows, lambda run, n=n: line.memories[n]) for n in range(3)]
+    line.sites = [Site(own_rows, lambda run, n=n: line.memories[n]) for n in range(3)]
     names = [f"site-{n + 1}" for n in range(3)]
     fed = Federation(config, model, dataset.classes, names, line, Limits())
     fed.start()
@@ -318,3 +326,182 @@ def test_plans_count_targets_of_their_shape():
         found = plan(with_values(Config(), task=task, scheme="psl", arch="cnn-small"), draws=1)
         labels[task] = found.cuts[0].up_bits / 8 / 10 - 4 * 32 * 4 * 14 * 14
     assert labels == {"classification": 32, "multi-label": 32 * 10 / 8, "regression": 32 * 10 * 4}
+
+
+# ---- what runs are judged by
+
+
+def with_tests(values, name="perplexity"):
+    """Rounds of 1 MB and a second each, with a test after each."""
+    return [
+        RoundRecord(
+            round=t,
+            cut=1,
+            clients=1,
+            loss=1.0,
+            up_bytes=10**6,
+            down_bytes=0,
+            kinds={},
+            drift=0.0,
+            latency_s=1.0,
+            slowest_client=0,
+            slowest_part="uplink",
+            metrics={f"test_{name}": value},
+        )
+        for t, value in enumerate(values, start=1)
+    ]
+
+
+def test_lower_is_better_where_it_is():
+    runs = {"a": with_tests([9.0, 4.0, 2.84, 3.0]), "b": with_tests([9.0, 2.0, 5.0, 2.5])}
+    target, (a, b) = rows(runs, judged=measure("perplexity"))
+    assert target == 2.9  # both reach 2.84
+    assert (a.value, a.rounds_to_target, a.megabytes_to_target) == (3.0, 3, 3.0)
+    assert (b.value, b.rounds_to_target) == (2.5, 2)
+    _, (a, b) = rows(runs, 2.5, measure("perplexity"))
+    assert a.rounds_to_target is None and b.rounds_to_target == 2
+    higher = {"a": with_tests([1.0, 31.7, 20.0], "score"), "b": with_tests([44.0, 2.0, 1.0], "score")}
+    target, (a, b) = rows(higher, judged=measure("score"))
+    assert (target, a.rounds_to_target, b.rounds_to_target) == (31.0, 2, 1)
+    with pytest.raises(SplitcastError, match="target: 94; give an accuracy between 0 and 1"):
+        rows(runs, 94)
+
+
+def test_the_best_of_a_summary_is_the_lowest_error():
+    dataset, model = parts("regression")
+    result = train(settings("regression", rounds=12, eval_every=2, lr=0.5), dataset=dataset, model=model)
+    values = [r.metrics["test_mae"] for r in result.rounds[1::2]]
+    assert result.summary["headline"] == {
+        "name": "mae",
+        "unit": "",
+        "lower": True,
+        "value": values[-1],
+        "best": min(values),
+    }
+    assert result.summary["accuracy"] is None and min(values) < values[0]
+
+
+def token_data():
+    dataset, _ = case("next-token")
+    return dataset
+
+
+def token_model(input_shape, classes):
+    return case("next-token")[1]
+
+
+OWN = ["--dataset", f"{__name__}:token_data", "--arch", f"{__name__}:token_model", "--task", "next-token"]
+FEW = ["--clients", "3", "--batch", "4", "--rounds", "8", "--eval-every", "2", "--lr", "0.5"]
+
+
+def test_commands_follow_the_task(capsys, tmp_path):
+    """Progress, result, table, figure and report of a language model are about perplexity, and less is better."""
+    main(["train", *OWN, *FEW, "--out", str(tmp_path / "run")])
+    told = capsys.readouterr()
+    perplexity = RunFolder(tmp_path / "run").summary()["test"]["perplexity"]
+    assert told.out.startswith(f"sfl-ga: perplexity {perplexity:.4g}, loss ") and "accuracy" in told.out
+    assert f"perplexity {perplexity:.4g}" in told.err
+    main(["compare", "sfl", "psl", *OWN, *FEW, "--target", "4.9", "--quiet", "--out", str(tmp_path / "two")])
+    table = capsys.readouterr().out
+    assert "perplexity" in table and "to 4.9" in table
+    main(["compare", "sfl", "psl", *OWN, *FEW, "--target", "4.9", "--json", "--out", str(tmp_path / "two")])
+    found = json.loads(capsys.readouterr().out)
+    for row in found["rows"]:
+        records = RunFolder(tmp_path / "two" / row["name"]).rounds()
+        there = [r.round for r in records if r.metrics.get("test_perplexity", 99) <= 4.9]
+        assert row["rounds_to_target"] == (there[0] if there else None)
+        assert row["perplexity"] == records[-1].metrics["test_perplexity"]
+    shown = document(read_runs([tmp_path / "two"]))
+    assert shown["headline"] == "test_perplexity" and shown["measures"]["test_perplexity"]["lower"]
+    assert shown["measures"]["test_accuracy"]["unit"] == "%" and next(iter(shown["measures"])) == "test_perplexity"
+    for run in shown["runs"]:
+        values = [value for value in run["columns"]["test_perplexity"] if value is not None]
+        assert (run["value"], run["best"]) == (values[-1], min(values))
+
+
+# ---- an end before the last round
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_a_run_stops_at_the_first_test_that_is_good_enough(task, tmp_path):
+    dataset, model = parts(task)
+    whole = train(settings(task, rounds=20, eval_every=2), dataset=dataset, model=model).rounds
+    judged = headline_of(make_task(task, dataset.classes))
+    values = {r.round: r.test(judged.name) for r in whole if r.tests()}
+    goal = sorted(values.values(), reverse=judged.lower)[-3]
+    end = next(t for t, value in values.items() if judged.reached(value, goal))
+    assert end < 20
+    config = settings(task, rounds=20, eval_every=2, stop_at=goal, checkpoint_every=3)
+    run = train(config, tmp_path / "run", dataset=dataset, model=model)
+    assert run.rounds == whole[:end] and run.summary["rounds"] == end
+    assert judged.reached(run.summary["headline"]["value"], goal)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.checkpointed() == end and verify(tmp_path / "run") == []
+    before = folder.rounds_file.read_bytes()
+    again = train(config, tmp_path / "run", resume=True, dataset=dataset, model=model)
+    assert again.rounds == run.rounds and again.summary == folder.summary()
+    folder.summary_file.unlink()  # killed between the last checkpoint and the summary
+    again = train(config, tmp_path / "run", resume=True, dataset=dataset, model=model)
+    assert again.summary["rounds"] == end and folder.rounds_file.read_bytes() == before
+
+
+def test_a_goal_that_cannot_be_is_refused(tmp_path):
+    dataset, model = parts("classification")
+    with pytest.raises(SplitcastError, match="stop_at: 94; give an accuracy between 0 and 1"):
+        train(settings("classification", stop_at=94), tmp_path / "run", dataset=dataset, model=model)
+    assert not (tmp_path / "run").exists()
+
+
+def test_compare_takes_runs_that_stopped(capsys, tmp_path):
+    args = ["compare", "sfl", *OWN, *FEW, "--stop-at", "100", "--json", "--out", str(tmp_path / "c")]
+    for _ in range(2):
+        main(args)
+        (row,) = json.loads(capsys.readouterr().out)["rows"]
+        assert row["rounds_to_target"] == 2 and len(RunFolder(tmp_path / "c" / "sfl").rounds()) == 2
+
+
+# ---- clients by themselves
+
+
+@pytest.mark.parametrize("scheme", ["psl", "sfl"])
+def test_clients_are_tested_on_their_own_rows_with_their_own_half(scheme):
+    dataset, model = parts("regression")
+    config = settings("regression", scheme=scheme, eval_clients=7, rounds=4, eval_every=2)
+    result = train(config, dataset=dataset, model=model)
+    sim, found = result.engine, []
+    for n, rows_ in enumerate(make_parts(config, dataset)):
+        client = {k: v[n] if scheme == "psl" else v for k, v in sim.state.client.params.items()}
+        with torch.no_grad():
+            output = model.forward(client | sim.state.server.params, dataset.train_x[rows_[:7]], 0, model.depth)
+        found.append(float((output[:, 0] - dataset.train_y[rows_[:7]]).abs().mean()))
+    assert len(set(found)) == 3
+    expected = {"mean": np.mean(found), "worst": max(found), "spread": np.std(found)}
+    assert result.summary["clients"] == pytest.approx(expected, rel=1e-5)
+    tested = [{k for k in r.metrics if k.startswith("clients_")} for r in result.rounds]
+    assert tested == [set(), {"clients_mean", "clients_worst", "clients_spread"}] * 2
+
+
+def test_testing_clients_changes_nothing_else():
+    dataset, model = parts("classification")
+    with_, without = (
+        train(settings("classification", eval_clients=n, rounds=4), dataset=dataset, model=model) for n in (5, 0)
+    )
+    assert [r.loss for r in with_.rounds] == [r.loss for r in without.rounds]
+    assert with_.rounds[-1].tests() == without.rounds[-1].tests()
+
+
+def test_sites_have_half_a_model():
+    with pytest.raises(SplitcastError, match="eval_clients: needs the simulator"):
+        Federation(settings("classification", eval_clients=5), None, 3, ["a", "b", "c"], None, Limits())
+
+
+class Nameless(Classification):
+    """Judged by something that it does not measure."""
+
+    headline = "beauty"
+
+
+def test_a_headline_that_is_not_measured_is_refused():
+    dataset, model = parts("classification")
+    with pytest.raises(SplitcastError, match="task: its headline 'beauty' is none of its measures, loss, accuracy"):
+        train(settings(f"{__name__}:Nameless", rounds=1), dataset=dataset, model=model)

@@ -103,7 +103,7 @@ def imports_allowed(prefixes: Sequence[str]) -> Iterator[None]:
     >>> with imports_allowed(["my_pkg"]):
     ...     imported("arch", "cProfile:run", takes=2)
     Traceback (most recent call last):
-    splitcast.base.errors.SplitcastError: arch: 'cProfile:run' may not be imported here; allowed are my_pkg
+    splitcast.base.errors.NotAllowedError: arch: 'cProfile:run' may not be imported here; allowed are my_pkg
     """
     global _limits
     limit = _entries(prefixes)
@@ -143,9 +143,13 @@ def _allows(limit: tuple[str, ...], module: str, name: str) -> bool:
     return any(f"{module}:{name}" == entry or f"{module}.".startswith(f"{entry}.") for entry in limit)
 
 
-def _refusal(field: str, path: str, limits: tuple[tuple[str, ...], ...]) -> SplitcastError:
+class NotAllowedError(SplitcastError):
+    """A module that may not be imported here."""
+
+
+def _refusal(field: str, path: str, limits: tuple[tuple[str, ...], ...]) -> NotAllowedError:
     entries = dict.fromkeys(entry for limit in limits for entry in limit)
     allowed = [each for each in entries if all(_allows(limit, *_parts(each)) for limit in limits)]
-    return SplitcastError(
+    return NotAllowedError(
         f"{field}: {shown(path)} may not be imported here; allowed are {', '.join(allowed) or 'none'}"
     )

@@ -181,6 +181,12 @@ class TrainConfig:
     """Probability that a chosen client fails in a round; at least one stays."""
     eval_every: Count = 5
     """Rounds between test-set evaluations; the last round is always evaluated."""
+    eval_clients: CountOrNone = 0
+    """With every test, also test each client's model (its own half, where halves differ) on up to so many of its own
+    training rows: mean, worst and spread (standard deviation) over the clients are recorded. 0: no."""
+    stop_at: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """End the run at the first test that is as good as this: an accuracy of 0.94, or what else the task is judged by,
+    such as a perplexity of 2.9. 0: after all rounds."""
     checkpoint_every: Count = 10
     """Rounds between checkpoints."""
     seed: CountOrNone = 0

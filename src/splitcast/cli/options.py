@@ -69,7 +69,8 @@ class CompareOptions:
     out: Path = Path("runs/compare")
     """Folder for one run folder per scheme and the figure."""
     target: float | None = None
-    """Accuracy (0..1) for the columns "to target". Default: the highest whole per cent every scheme reaches."""
+    """Value for the columns "to target", of what the task is judged by: an accuracy (0..1), a perplexity, ... Default:
+    the best round number, of accuracies a whole per cent, that every scheme reaches."""
     track: tuple[str, ...] = ()
     """Also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)

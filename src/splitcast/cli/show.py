@@ -1,6 +1,7 @@
 """What a person sees in the terminal: progress, tables, results."""
 
 import json
+import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,16 @@ from splitcast.base.errors import SplitcastError
 from splitcast.bench import Row as BenchRow
 from splitcast.cli.options import Output
 from splitcast.model.split import SplitModel
+from splitcast.run.headline import headline
 from splitcast.run.loop import OnRound, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.run.track import tracking
 from splitcast.studies import compare as comparison
+from splitcast.training.measure import ACCURACY, Measure, measure
 
 
 class Watch:
-    """A progress bar per run with accuracy, MB, simulated seconds and rounds per second."""
+    """A progress bar per run with what it is judged by, MB, simulated seconds and rounds per second."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -47,10 +50,10 @@ class Watch:
     def __call__(self, name: str, config: Config, before: Sequence[RoundRecord] = ()) -> OnRound:
         """Watch a run; ``before`` are the rounds of one that goes on."""
         task = self.progress.add_task(name, total=config.train.rounds, status="")
-        started, seen, sent, clock, accuracy = time.perf_counter(), 0, 0, 0.0, ""
+        started, seen, sent, clock, value = time.perf_counter(), 0, 0, 0.0, ""
 
         def show(record: RoundRecord) -> None:
-            nonlocal seen, sent, clock, accuracy
+            nonlocal seen, sent, clock, value
             self.progress.start()  # not before the first round: bad input must print one line and nothing else
             if not seen:
                 done = [r for r in before if r.round < record.round]
@@ -58,10 +61,10 @@ class Watch:
             seen += 1
             sent += record.bytes
             clock += record.latency_s
-            if record.test_accuracy is not None:
-                accuracy = f"{100 * record.test_accuracy:5.2f} %"
+            if record.tests():
+                value = _told(headline(config, [record]), record)
             speed = seen / (time.perf_counter() - started)
-            status = f"{accuracy:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s"
+            status = f"{value:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s"
             self.progress.update(task, completed=record.round, status=status)
 
         return show
@@ -111,23 +114,50 @@ def run_training(config: Config, out: Path | None, resume: Path | None, track: S
 
 
 def line_of(summary: Mapping[str, Any], seconds: str, folder: Path) -> str:
-    """The result of a training; measures of a task without accuracy by their names, drift where it is known."""
-    accuracy, drift = summary["accuracy"], summary["drift"]
-    measures = ", ".join(f"{name} {value:.4g}" for name, value in summary.get("test", {}).items())
+    """The result of a training: accuracy, or what else it is judged by first of all measures; drift where known."""
+    drift = summary["drift"]
     said = [
-        f"{summary['scheme']}: {measures if accuracy is None else f'{100 * accuracy:.2f} %'}",
+        f"{summary['scheme']}: {_judged(summary)}",
         f" after {summary['rounds']} rounds, {(summary['up_bytes'] + summary['down_bytes']) / 1e6:.1f} MB, {seconds}",
         "" if drift is None else f", drift {drift:.3g}",
+        _worst_client(summary),
         f"; run folder {folder}",
     ]
     return "".join(said)
+
+
+def _told(judged: Measure, record: RoundRecord) -> str:
+    value = record.test(judged.name)
+    said = "" if value is None else judged.text(value)
+    return said if judged == ACCURACY or not said else f"{judged.name} {said}"
+
+
+def _judged(summary: Mapping[str, Any]) -> str:
+    judged, tested = _headline(summary), dict(summary.get("test", {}))
+    value = tested.pop(judged.name, summary["accuracy"] if judged == ACCURACY else None)
+    if judged == ACCURACY and value is not None:
+        return judged.text(value)
+    first = [f"{judged.name} {judged.text(value)}"] if value is not None else []
+    return ", ".join(first + [f"{name} {measure(name).text(each)}" for name, each in tested.items()])
+
+
+def _worst_client(summary: Mapping[str, Any]) -> str:
+    worst = summary.get("clients", {}).get("worst")
+    return "" if worst is None else f", worst client {_headline(summary).text(worst)}"
+
+
+def _headline(summary: Mapping[str, Any]) -> Measure:
+    told = summary.get("headline") or asdict(ACCURACY)
+    return Measure(told["name"], told["unit"], lower=told["lower"])
 
 
 def run_comparison(
     config: Config, schemes: Sequence[str], out: Path, target: float | None, track: Sequence[str], output: Output
 ) -> None:
     """`splitcast compare`."""
-    comparison.check_target(target)
+    judged = headline(config)
+    if target is not None:
+        judged.check("target", target)
     watch = Watch()
     with watch, ExitStack() as stack:
 
@@ -143,18 +173,19 @@ def run_comparison(
             return on_round
 
         runs = comparison.compare(config, schemes, out, watched)
-    target, rows = comparison.rows(runs, target)
+    target, rows = comparison.rows(runs, target, judged)
     if output.json:
-        print(json.dumps({"target": target, "rows": [asdict(row) for row in rows]}))
+        named = [{judged.name if key == "value" else key: v for key, v in asdict(row).items()} for row in rows]
+        print(json.dumps({"target": target if math.isfinite(target) else None, "rows": named}))
         return
-    goal = f"to {100 * target:g} %"
+    goal = f"to {judged.goal(target)}"
     table = Table(title=comparison.title_of(config))
-    for heading in ("scheme", "accuracy", "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
+    for heading in ("scheme", judged.name, "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for row in rows:
         table.add_row(
             row.name,
-            f"{100 * row.accuracy:.2f} %",
+            "–" if row.value is None else judged.text(row.value),
             f"{row.megabytes:.1f}",
             f"{row.seconds:.1f}",
             "never" if row.rounds_to_target is None else str(row.rounds_to_target),

@@ -122,6 +122,17 @@ class Simulator:
         """The measures of the averaged model."""
         return evaluate(self.model, self.state.averaged(self.weights), self.task, self._here(x), self._here(y))
 
+    def evaluate_clients(self, most: int) -> list[dict[str, float]]:
+        """The measures of every client's model, with its own half where halves differ, on up to so many of its own
+        training rows."""
+        found = []
+        for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
+            rows = torch.from_numpy(self._rows[first : first + min(size, most)]).to(self.runtime.device)
+            client = self.state.client.take(slice(n, n + 1)) if self.state.client.stacked else self.state.client
+            mine = State(self.state.placement, client, self.state.server).averaged(torch.ones_like(self.weights[:1]))
+            found.append(evaluate(self.model, mine, self.task, self.x[rows], self.y[rows]))
+        return found
+
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What a checkpoint after round ``t`` holds."""
         return self.state.tensors(), {"cut": str(self.state.placement.cut), "copies": str(self.state.client.copies)}

@@ -181,6 +181,8 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError(f"device: {config.train.device!r} needs the simulator; sites have 'cpu'")
     if config.train.dtype != "float32":
         raise SplitcastError(f"dtype: {config.train.dtype!r} never travels; sites have 'float32'")
+    if config.train.eval_clients:
+        raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
     if config.policy.gamma_draws:
         raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
     if config.data.clients != sites:

@@ -59,7 +59,7 @@ class RoundRecord:
     test_loss: float | None = None
     test_accuracy: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    """what the scheme measured of itself"""
+    """what the scheme measured of itself; and with test_ before their names, the further measures of the task"""
     wall_s: dict[str, float] | None = None
     """on real sites: measured seconds of the round's parts (upload, server, download, client)"""
     failures: dict[str, str] | None = None
@@ -69,6 +69,16 @@ class RoundRecord:
     def bytes(self) -> int:
         """Bytes on the air, both directions."""
         return self.up_bytes + self.down_bytes
+
+    def tests(self) -> dict[str, float]:
+        """All measures of the test after this round, by their names; none without a test."""
+        found = {"loss": self.test_loss, "accuracy": self.test_accuracy}
+        found |= {name.removeprefix("test_"): v for name, v in self.metrics.items() if name.startswith("test_")}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def test(self, name: str) -> float | None:
+        """What the test after this round found for a measure."""
+        return self.test_accuracy if name == "accuracy" else self.tests().get(name)
 
 
 class LineError(Exception):

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -35,8 +35,9 @@ from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme
 from splitcast.theory import estimate_gamma
+from splitcast.training.measure import Measure
 from splitcast.training.placement import Placement
-from splitcast.training.task import Task, fit_targets, make_task
+from splitcast.training.task import Task, fit_targets, headline_of, make_task
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -115,14 +116,16 @@ def _train(
     elif folder and not folder.is_vacant():
         raise SplitcastError(f"out: {folder.path} is not empty; choose another folder, or --resume")
     engine = engine or make_simulator(config, dataset, model)
-    dataset = fitted(dataset, engine.task, engine.model)
+    dataset, judged = fitted(dataset, engine.task, engine.model), headline_of(engine.task)
+    if config.train.stop_at:
+        judged.check("stop_at", config.train.stop_at)
     fingerprint = engine.model.fingerprint()
     clock = make_clock(config, engine)
     selector = make_selector(config, engine, clock, dataset, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
         records = _continue(folder, engine, samples, fingerprint)
-        if len(records) == config.train.rounds and folder.summary_file.is_file():
+        if ended(config, records, judged) and folder.summary_file.is_file():
             return Result(records, folder.summary(), engine)
         folder.reconfigure(config)
     elif folder:
@@ -135,8 +138,8 @@ def _train(
             spent += selector.cost(record.cut, record.latency_s)
 
     started = time.perf_counter()
-    for t in range(len(records) + 1, config.train.rounds + 1):
-        ledger = Ledger()
+    while not ended(config, records, judged):
+        t, ledger = len(records) + 1, Ledger()
         if selector:
             placement = selector.choose(t, engine.state.placement if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
@@ -145,22 +148,43 @@ def _train(
             raise SplitcastError(
                 f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
             )
-        last = t == config.train.rounds
-        tested = engine.evaluate(dataset.test_x, dataset.test_y) if last or t % config.train.eval_every == 0 else {}
-        records.append(_record(t, engine, report, clock, tested))
+        tested, own_tests = dict[str, float](), dict[str, float]()
+        if t == config.train.rounds or t % config.train.eval_every == 0:
+            tested = engine.evaluate(dataset.test_x, dataset.test_y)
+            own_tests = evaluate_clients(config, engine, judged)
+        records.append(_record(t, engine, report, clock, tested, own_tests))
         if selector:
             spent += selector.cost(records[-1].cut, records[-1].latency_s)
         if folder:
             folder.append(records[-1])
-            if last or t % config.train.checkpoint_every == 0:
+            if t % config.train.checkpoint_every == 0 or ended(config, records, judged):
                 tensors, about = engine.snapshot(t)
                 folder.save(tensors, about | {"model": fingerprint}, t, samples)
         if on_round:
             on_round(records[-1])
-    summary = summarise(config, records, time.perf_counter() - started) | ({"own": own} if own else {})
+    summary = summarise(config, records, time.perf_counter() - started, judged)
+    summary |= {"own": own} if own else {}
     if folder:
         folder.finish(summary)
     return Result(records, summary, engine)
+
+
+def ended(config: Config, records: Sequence[RoundRecord], judged: Measure) -> bool:
+    """Whether a run is over: all rounds are done, or the last test is as good as it shall be."""
+    if len(records) >= config.train.rounds:
+        return True
+    value = records[-1].test(judged.name) if records and config.train.stop_at else None
+    return value is not None and judged.reached(value, config.train.stop_at)
+
+
+def evaluate_clients(config: Config, engine: Engine, judged: Measure) -> dict[str, float]:
+    """Mean, worst and spread of what each client's model is judged by on its own rows, if that is asked for."""
+    if not config.train.eval_clients:
+        return {}
+    assert isinstance(engine, Simulator)  # others refuse it: a site has its half only
+    values = [found[judged.name] for found in engine.evaluate_clients(config.train.eval_clients)]
+    worst = max(values) if judged.lower else min(values)
+    return {"mean": float(np.mean(values)), "worst": worst, "spread": float(np.std(values))}
 
 
 def _refuse_another(folder: RunFolder, config: Config) -> None:
@@ -296,12 +320,11 @@ def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tup
     return found.fitted
 
 
-def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dict[str, Any]:
+def summarise(config: Config, records: list[RoundRecord], seconds: float, judged: Measure) -> dict[str, Any]:
     """What a reader wants to know first."""
-    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
     last = records[-1]
-    tested = {"loss": last.test_loss, "accuracy": last.test_accuracy}
-    tested |= {name.removeprefix("test_"): v for name, v in last.metrics.items() if name.startswith("test_")}
+    values = [value for r in records if (value := r.test(judged.name)) is not None]
+    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
     return {
         "scheme": config.split.scheme,
         "policy": config.policy.policy,
@@ -311,7 +334,9 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
         "rounds": len(records),
         "accuracy": last.test_accuracy,
         "best_accuracy": max(accuracies, default=None),
-        "test": {name: value for name, value in tested.items() if value is not None},
+        "headline": asdict(judged) | {"value": last.test(judged.name), "best": judged.best(values)},
+        "test": last.tests(),
+        **_of_clients(last),
         "loss": records[-1].loss,
         "drift": records[-1].drift,
         "up_bytes": sum(r.up_bytes for r in records),
@@ -324,10 +349,24 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float) -> dic
     }
 
 
-def _record(t: int, engine: Engine, report: RoundReport, clock: RoundClock, tested: dict[str, float]) -> RoundRecord:
+def _of_clients(last: RoundRecord) -> dict[str, dict[str, float]]:
+    prefix = "clients_"
+    found = {name.removeprefix(prefix): value for name, value in last.metrics.items() if name.startswith(prefix)}
+    return {"clients": found} if found else {}
+
+
+def _record(
+    t: int,
+    engine: Engine,
+    report: RoundReport,
+    clock: RoundClock,
+    tested: dict[str, float],
+    own_tests: dict[str, float],
+) -> RoundRecord:
     placement, ledger = engine.state.placement, report.ledger
     latency_s, slowest_client, slowest_part = clock.round(t, placement, ledger)
     further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
+    further |= {f"clients_{name}": value for name, value in own_tests.items()}
     metrics = {name: value for name, value in (ledger.metrics() | further).items() if math.isfinite(value)}
     return RoundRecord(
         round=t,

@@ -7,10 +7,12 @@ from pathlib import Path
 from splitcast import data
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.run.loop import OnRound, make_clock, make_selector, make_simulator, resolved, train
+from splitcast.run.headline import headline
+from splitcast.run.loop import OnRound, ended, make_clock, make_selector, make_simulator, resolved, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.compare_figure import plot_comparison
 from splitcast.studies.target import all_reach, spent, to_reach
+from splitcast.training.measure import ACCURACY, Measure
 
 Watch = Callable[[str, Config], OnRound | None]
 
@@ -20,8 +22,8 @@ class Row:
     """One scheme in the comparison."""
 
     name: str
-    accuracy: float
-    """test accuracy after the last round"""
+    value: float | None
+    """what it is judged by, of the test after the last round"""
     megabytes: float
     """bytes on the air of the whole run / 10^6"""
     seconds: float
@@ -40,12 +42,10 @@ def compare(
         raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
     if RunFolder(out).config_file.is_file():
         raise SplitcastError(f"out: {out} is a run itself; choose another folder")
-    dataset = data.load(config.data)
+    dataset, judged = data.load(config.data), headline(config)
     configs = {name: resolved(with_values(config, scheme=name)) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
         simulator = make_simulator(each, dataset)
-        if simulator.task.headline != "accuracy":
-            raise SplitcastError(f"task: {each.model.task} is judged by {simulator.task.headline}; compare by accuracy")
         make_selector(each, simulator, make_clock(each, simulator), dataset)
     runs = {}
     for name, each in configs.items():
@@ -58,9 +58,9 @@ def compare(
         if not folder.summary_file.is_file():
             train(each, folder.path, resume=known, on_round=watch(name, each), dataset=dataset)
         runs[name] = folder.rounds()
-        if len(runs[name]) < each.train.rounds:
+        if not ended(each, runs[name], judged):
             raise SplitcastError(f"run: {folder.rounds_file} has lost rounds; delete {folder.path} to train it again")
-    plot_comparison(runs, out / "comparison", title_of(config))
+    plot_comparison(runs, out / "comparison", title_of(config), judged)
     return runs
 
 
@@ -79,24 +79,22 @@ def title_of(config: Config) -> str:
     )
 
 
-def check_target(target: float | None) -> None:
-    """Refuse what is no accuracy."""
-    if target is not None and not 0 < target <= 1:
-        raise SplitcastError(f"target: {target:g}; give an accuracy between 0 and 1, such as 0.9")
+def rows(
+    runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None, judged: Measure = ACCURACY
+) -> tuple[float, list[Row]]:
+    """The table, and the target: given, or the best round number (a whole per cent) that every run reaches."""
+    if target is None:
+        target = all_reach(runs.values(), judged)
+    else:
+        judged.check("target", target)
+    return target, [_row(name, records, target, judged) for name, records in runs.items()]
 
 
-def rows(runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None) -> tuple[float, list[Row]]:
-    """The table, and the target accuracy: given, or the highest whole per cent that every run reaches."""
-    check_target(target)
-    target = all_reach(runs.values()) if target is None else target
-    return target, [_row(name, records, target) for name, records in runs.items()]
-
-
-def _row(name: str, records: Sequence[RoundRecord], target: float) -> Row:
-    whole, first = spent(records), to_reach(records, target)
+def _row(name: str, records: Sequence[RoundRecord], target: float, judged: Measure) -> Row:
+    whole, first = spent(records), to_reach(records, target, judged)
     return Row(
         name=name,
-        accuracy=records[-1].test_accuracy or 0.0,
+        value=records[-1].test(judged.name),
         megabytes=whole.megabytes,
         seconds=whole.seconds,
         rounds_to_target=first.rounds if first else None,

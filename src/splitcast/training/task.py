@@ -62,7 +62,10 @@ def target_shape(task: Task, output_shape: tuple[int, ...]) -> tuple[int, ...]:
 def measures_of(task: Task, sums: Sums, rows: int) -> dict[str, float]:
     """The measures of so many rows, from the sums of `metrics` over all of them."""
     own = getattr(task, "measures", None)
-    return dict(own(sums, rows)) if own else {name: float(total) / rows for name, total in sums.items()}
+    found = dict(own(sums, rows)) if own else {name: float(total) / rows for name, total in sums.items()}
+    if (name := headline_of(task).name) not in found:
+        raise SplitcastError(f"task: its headline {name!r} is none of its measures, {', '.join(found)}")
+    return found
 
 
 def fit_targets(task: Task, y: Tensor, output_shape: tuple[int, ...], name: str) -> Tensor:

@@ -9,31 +9,49 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from splitcast.base.config import Config, leaves, to_toml
-from splitcast.base.errors import SplitcastError
+from splitcast.base.errors import NotAllowedError, SplitcastError
+from splitcast.run.headline import headline
 from splitcast.run.records import RoundRecord
 from splitcast.studies.compare import rows, title_of
 from splitcast.studies.compare_figure import COLOURS
 from splitcast.studies.report.clients import breakdown, held_up
 from splitcast.studies.report.runs import Run
+from splitcast.training.measure import Measure, measure
 
 FORMAT = "splitcast-report-1"
 
 
 def document(runs: Sequence[Run]) -> dict[str, Any]:
     """What `report.js` reads."""
-    tested = {run.name: run.rounds for run in runs if any(r.test_accuracy is not None for r in run.rounds)}
-    target = rows(tested)[0] if tested else None
+    judged = headline(runs[0].config, runs[0].rounds, runs[0].summary)
+    tested = {run.name: run.rounds for run in runs if any(r.test(judged.name) is not None for r in run.rounds)}
+    target = rows(tested, judged=judged)[0] if tested else None
     made: dict[str, Any] = clean(
         {
             "format": FORMAT,
             "title": heading(runs),
+            "headline": f"test_{judged.name}",
+            "measures": measures(runs, judged),
             "target": target,
             "colours": COLOURS,
             "defaults": flat(Config()),
-            "runs": [run_document(run) for run in runs],
+            "runs": [run_document(run, judged) for run in runs],
         }
     )
     return made
+
+
+def measures(runs: Sequence[Run], judged: Measure) -> dict[str, dict[str, Any]]:
+    """What tests of these runs measured, by column, the headline first, and how it is shown."""
+    names = dict.fromkeys([judged.name, *(name for run in runs for r in run.rounds for name in r.tests())])
+    known = [judged if name == judged.name else measure(name) for name in names]
+    found = {f"test_{m.name}": asdict(m) | {"label": f"test {m.name}", "scale": m.scale} for m in known}
+    of_clients = {"clients_worst": f"worst client's {judged.name}", "clients_mean": f"clients' mean {judged.name}"}
+    return found | {
+        key: asdict(judged) | {"label": label, "scale": judged.scale}
+        for key, label in of_clients.items()
+        if any(key in r.metrics for run in runs for r in run.rounds)
+    }
 
 
 def heading(runs: Sequence[Run]) -> str:
@@ -46,12 +64,12 @@ def heading(runs: Sequence[Run]) -> str:
     return f"{len(runs)} runs on {', '.join(dict.fromkeys(run.config.data.dataset for run in runs))}"
 
 
-def run_document(run: Run) -> dict[str, Any]:
+def run_document(run: Run, judged: Measure) -> dict[str, Any]:
     """One run."""
     records, summary = run.rounds, run.summary or {}
     versions = summary.get("versions")  # the file may be anybody's
     versions = {"python": summary.get("python")} | versions if isinstance(versions, dict) else {}
-    tested = [r.test_accuracy for r in records if r.test_accuracy is not None]
+    tested = [value for r in records if (value := r.test(judged.name)) is not None]
     return {
         "name": run.name,
         "scheme": run.config.split.scheme,
@@ -61,8 +79,8 @@ def run_document(run: Run) -> dict[str, Any]:
         "whole_model": run.config.split.scheme == "fl",
         "finished": run.summary is not None,
         "planned_rounds": run.config.train.rounds,
-        "accuracy": tested[-1] if tested else None,
-        "best_accuracy": max(tested, default=None),
+        "value": tested[-1] if tested else None,
+        "best": judged.best(tested),
         "columns": columns(records),
         "cuts": segments(records),
         "kinds": bytes_per_kind(records),
@@ -85,9 +103,10 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:
     ``mb`` (10^6 bytes) and ``seconds`` are sums from the start, the other costs are of the round alone.
     """
     sent = [r.bytes / 1e6 for r in records]
+    found = [r.tests() for r in records]
     optional: dict[str, list[Any]] = {
-        "accuracy": [r.test_accuracy for r in records],
-        "test_loss": [r.test_loss for r in records],
+        **{f"test_{name}": [f.get(name) for f in found] for name in dict.fromkeys(name for f in found for name in f)},
+        **{name: [r.metrics.get(name) for r in records] for name in ("clients_worst", "clients_mean")},
         "gamma": [r.metrics.get("gamma") for r in records],
         "dropped": [r.metrics.get("dropped_energy") for r in records],
         "rank": [r.metrics.get("rank") for r in records],
@@ -127,8 +146,13 @@ def clients_document(run: Run) -> dict[str, Any]:
     blame = {str(client): {"rounds": n, "part": part} for client, (n, part) in held_up(run.rounds).items()}
     try:
         return {"held_up": blame, **asdict(breakdown(run.config, run.rounds))}
+    except NotAllowedError as error:
+        missing = f"{error}; for folders you trust: splitcast report --trust"
     except SplitcastError as error:
-        return {"held_up": blame, "missing": str(error)}
+        missing = str(error)
+    except Exception as error:  # of a scheme or model of somebody's that trains but cannot be planned
+        missing = f"the run cannot be planned: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return {"held_up": blame, "missing": missing}
 
 
 def measured(records: Sequence[RoundRecord]) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from splitcast.run.records import write_atomically
-from splitcast.studies.compare_figure import COLOURS, DASHES, MARKERS, accuracy_curves
+from splitcast.studies.compare_figure import COLOURS, DASHES, MARKERS, curves_of
 from splitcast.studies.reproduce.study import Runs
 from splitcast.studies.target import all_reach, to_reach
 
@@ -84,7 +84,7 @@ def line(axis: Axes, k: int, x: Sequence[float], y: Sequence[float], label: str,
 def accuracy(axis: Axes, series: Mapping[str, Runs], against: str) -> None:
     """Test accuracy against rounds, MB or seconds: the mean over seeds, and a band from the worst to the best."""
     for k, (name, runs) in enumerate(series.items()):
-        curves = [accuracy_curves(records)[against] for records in runs]
+        curves = [curves_of(records)[against] for records in runs]
         x = np.mean([curve[0] for curve in curves], axis=0)
         y = np.array([curve[1] for curve in curves])
         line(axis, k, x.tolist(), y.mean(0).tolist(), name, every=max(1, len(x) // 8))
@@ -101,7 +101,7 @@ def accuracy_rows(series: Mapping[str, Runs], seeds: Sequence[int]) -> list[Row]
     rows: list[Row] = []
     for name, runs in series.items():
         for seed, records in zip(seeds, runs, strict=True):
-            curves = accuracy_curves(records)
+            curves = curves_of(records)
             for k, percent in enumerate(curves["rounds"][1]):
                 point = {key: curve[0][k] for key, curve in curves.items()}
                 rows.append({"series": name, "seed": seed, **point, "accuracy_percent": percent})

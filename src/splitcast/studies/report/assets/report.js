@@ -11,10 +11,11 @@ const X = {
   mb: { label: "MB", axis: "data on the air so far (MB)" },
   seconds: { label: "seconds", axis: "simulated time so far (s)" },
 };
+const JUDGED = data.measures[data.headline]; // what the runs are judged by
 const LINES = {
   learning: {
-    accuracy: { label: "test accuracy", axis: "test accuracy (%)", scale: 100, unit: "%", linear: true },
-    test_loss: { label: "test loss", axis: "test loss" },
+    ...Object.fromEntries(Object.entries(data.measures).map(([column, { label, unit, scale }]) => [column,
+      { label, axis: `${label}${unit && ` (${unit})`}`, scale, unit, linear: unit === "%" }])),
     loss: { label: "training loss", axis: "training loss" },
   },
   cost: {
@@ -78,7 +79,9 @@ function number(value, digits = 4) {
   return value.toLocaleString("en", { maximumSignificantDigits: Math.max(digits, Math.trunc(Math.abs(value)).toString().length) });
 }
 const tick = (value) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 6 }));
-const percent = (value) => (value === null ? "–" : `${(100 * value).toFixed(1)} %`);
+const figure = (value) => (JUDGED.unit === "%" ? (100 * value).toFixed(1) : number(value));
+const judged = (value) => (value === null ? "–" : `${figure(value)} ${JUDGED.unit}`.trim());
+const aim = (target) => (JUDGED.unit === "%" ? `${number(100 * target)} %` : `${number(target)} ${JUDGED.unit || JUDGED.name}`);
 const last = (list) => list[list.length - 1];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const paint = (colour) => (colour.startsWith("--") ? css(colour) : colour);
@@ -375,8 +378,9 @@ function drawClients() {
 /* ---- numbers ---- */
 
 function reached(run) {
-  const { accuracy, rounds, mb, seconds } = run.columns;
-  const k = accuracy && state.target !== null ? accuracy.findIndex((value) => value !== null && value >= state.target - 1e-12) : -1;
+  const { [data.headline]: values, rounds, mb, seconds } = run.columns;
+  const sign = JUDGED.lower ? -1 : 1;
+  const k = values && state.target !== null ? values.findIndex((value) => value !== null && sign * (value - state.target) >= -1e-12) : -1;
   return k < 0 ? null : { rounds: rounds[k], mb: mb[k], seconds: seconds[k] };
 }
 const totals = (run) => ({ mb: last(run.columns.mb), seconds: last(run.columns.seconds), drift: last((run.columns.drift || []).filter((value) => value !== null)) ?? null, hit: reached(run) });
@@ -392,7 +396,7 @@ function drawCards() {
     const done = run.columns.rounds.length;
     const cut = last(run.cuts).cut;
     holder.replaceChildren(
-      card("test accuracy", run.accuracy === null ? "–" : (100 * run.accuracy).toFixed(1), "%", run.accuracy === null ? "not tested yet" : `best ${percent(run.best_accuracy)}`),
+      card(`test ${JUDGED.name}`, run.value === null ? "–" : figure(run.value), JUDGED.unit, run.value === null ? "not tested yet" : `best ${judged(run.best)}`),
       card("data on the air", number(mb), "MB", `${number(mb / done)} MB per round`),
       card("simulated time", number(seconds), "s", `${number(seconds / done)} s per round`),
       card("rounds", `${done}`, run.finished ? "" : `of ${run.planned_rounds}`, run.finished ? "finished" : "unfinished"),
@@ -407,8 +411,8 @@ function drawCards() {
     const row = best(value, sign);
     if (row) cards.push(card(label, figure(value(row)), unit, row.run.name));
   };
-  add("highest accuracy", (row) => row.run.accuracy, -1, (v) => (100 * v).toFixed(1), "%");
-  const goal = state.target === null ? "" : ` to ${number(100 * state.target)} %`;
+  add(`${JUDGED.lower ? "lowest" : "highest"} ${JUDGED.name}`, (row) => row.run.value, JUDGED.lower ? 1 : -1, figure, JUDGED.unit);
+  const goal = state.target === null ? "" : ` to ${aim(state.target)}`;
   add(`least data${goal}`, (row) => row.hit?.mb, 1, number, "MB");
   add(`least time${goal}`, (row) => row.hit?.seconds, 1, number, "s");
   add(`fewest rounds${goal}`, (row) => row.hit?.rounds, 1, number, "rounds");
@@ -417,9 +421,10 @@ function drawCards() {
 }
 function drawTable() {
   const rows = shown().map(({ run, index }) => ({ run, index, ...totals(run) }));
-  const goal = state.target === null ? "target" : `${number(100 * state.target)} %`;
+  const goal = state.target === null ? "target" : aim(state.target);
+  const sign = JUDGED.lower ? 1 : -1;
   const columns = [
-    ["accuracy", (row) => row.run.accuracy, percent, -1], ["best", (row) => row.run.best_accuracy, percent, -1],
+    [JUDGED.name, (row) => row.run.value, judged, sign], ["best", (row) => row.run.best, judged, sign],
     ["rounds", (row) => row.run.columns.rounds.length, number, 0], ["MB", (row) => row.mb, number, 1], ["s", (row) => row.seconds, number, 1],
     [`rounds to ${goal}`, (row) => row.hit?.rounds ?? null, (v) => (v === null ? "never" : number(v)), 1],
     [`MB to ${goal}`, (row) => row.hit?.mb ?? null, (v) => (v === null ? "never" : number(v)), 1],
@@ -526,8 +531,14 @@ function start() {
   choices(byId("x"), Object.fromEntries(Object.entries(X).map(([key, { label }]) => [key, label])), () => state.x, (key) => { state.x = key; suggestLog(); });
   const target = byId("target");
   if (state.target === null) target.disabled = true;
-  else target.value = +(100 * state.target).toFixed(2);
-  target.addEventListener("input", () => { if (target.value !== "") { state.target = Number(target.value) / 100; drawCards(); drawTable(); } });
+  else target.value = +(JUDGED.scale * state.target).toPrecision(6);
+  if (JUDGED.unit !== "%") {
+    for (const bound of ["min", "max"]) target.removeAttribute(bound);
+    target.step = "any";
+  }
+  byId("judged").textContent = JUDGED.name;
+  byId("judged-unit").textContent = JUDGED.unit;
+  target.addEventListener("input", () => { if (target.value !== "") { state.target = Number(target.value) / JUDGED.scale; drawCards(); drawTable(); } });
 
   for (const name of ["learning", "cost", "cuts", "bytes", "clients", "drift", "gamma"]) frame(name);
   for (const name of Object.keys(LINES)) {
