@@ -677,3 +677,22 @@ def test_a_scheme_that_cannot_be_planned_is_shown_all_the_same(tmp_path, capsys,
     (found,) = document(read_runs([run]))["runs"]
     assert "cannot be planned: RuntimeError" in found["clients"]["missing"] and "\n" not in found["clients"]["missing"]
     sys.modules.pop("my_parts", None)
+
+
+def test_runs_judged_by_an_error_are_shown_by_it(chromium, tmp_path):
+    """Perplexities: the lowest is the best, a target is reached from above, and there is no per cent."""
+    config = with_values(TINY, task="next-token")
+    for name, values in {"a": [9.0, 4.0, 2.84], "b": [9.0, 2.0, 5.0]}.items():
+        tests = [{"test_perplexity": value, "test_accuracy": 0.5, "clients_worst": 2 * value} for value in values]
+        write_run(tmp_path / name, config, [record(t, metrics=found) for t, found in enumerate(tests, start=1)])
+    browser = Browser(chromium, write_report([tmp_path]))
+    assert "test perplexity" in browser.texts("learning") and "lowest perplexity" in browser.find("#cards").text
+    assert "target perplexity" in browser.find("main").text and "%" not in browser.find("#table").text
+    assert float(browser.find("#target").get_attribute("value")) == 2.9
+    assert browser.rows("#table thead")[0][6] == "rounds to 2.9 perplexity"
+    assert [row[1:3] + row[6:7] for row in browser.rows("#table tbody")] == [["2.84", "2.84", "3"], ["5", "2", "2"]]
+    browser.js("(arguments[0].value = 2.5, arguments[0].dispatchEvent(new Event('input')))", browser.find("#target"))
+    assert [row[6] for row in browser.rows("#table tbody")] == ["never", "2"]
+    browser.find("[data-chart=learning] [data-value=clients_worst]").click()
+    assert "worst client's perplexity" in browser.texts("learning")
+    assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
