@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -226,30 +227,35 @@ def test_widths_of_tokens():
         Labels(5, ignore=True).decode(torch.tensor([6], dtype=torch.uint8), (1,))
 
 
-@pytest.mark.parametrize("task", ["regression", "multi-label", "pixel", "next-token"])
-def test_sites_do_what_the_simulator_does(task, monkeypatch):
-    dataset, model = parts(task)
-    config = settings(task, local_steps=2)
+def blocks_of(task, input_shape, classes):
+    return case(task)[1]
+
+
+ARCHS = {task: partial(blocks_of, task) for task in TASKS}
+multi_label, regression, pixel, next_token = (ARCHS[task] for task in TASKS[1:])
+
+
+@pytest.mark.parametrize("task", TASKS[1:])
+def test_sites_do_what_the_simulator_does(task):
+    dataset, _ = parts(task)
+    config = settings(task, local_steps=2, arch=f"{__name__}:{task.replace('-', '_')}")
 
     def own_rows(config, client):
         part = make_parts(config, dataset)[client]
         return dataset.train_x[part], dataset.train_y[part]
 
-    monkeypatch.setattr("splitcast.remote.site.build", lambda *_: parts(task)[1])
-    line = Wired(3)
+    line, names = Wired(3), [f"site-{n + 1}" for n in range(3)]
     line.sites = [Site(own_rows, lambda run, n=n: line.memories[n]) for n in range(3)]
-    names = [f"site-{n + 1}" for n in range(3)]
-    fed = Federation(config, model, dataset.classes, names, line, Limits())
+    sim = make_simulator(config, dataset)
+    fed = Federation(config, sim.model, dataset.classes, names, line, Limits())
     fed.start()
-    sim = make_simulator(config, dataset, parts(task)[1])
     for t in range(1, 5):
         ours, theirs = fed.round(t), sim.round(t)
         assert ours.ledger.messages == theirs.ledger.messages
         assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
     assert difference(fed, sim) < 1e-6
-    assert fed.evaluate(dataset.test_x, dataset.test_y) == pytest.approx(
-        sim.evaluate(dataset.test_x, dataset.test_y), rel=1e-4
-    )
+    tests = [engine.evaluate(dataset.test_x, dataset.test_y) for engine in (fed, sim)]
+    assert tests[0] == pytest.approx(tests[1], rel=1e-4)
 
 
 # ---- what is refused
@@ -386,11 +392,7 @@ def token_data():
     return dataset
 
 
-def token_model(input_shape, classes):
-    return case("next-token")[1]
-
-
-OWN = ["--dataset", f"{__name__}:token_data", "--arch", f"{__name__}:token_model", "--task", "next-token"]
+OWN = ["--dataset", f"{__name__}:token_data", "--arch", f"{__name__}:next_token", "--task", "next-token"]
 FEW = ["--clients", "3", "--batch", "4", "--rounds", "8", "--eval-every", "2", "--lr", "0.5"]
 
 
