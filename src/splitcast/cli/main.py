@@ -34,6 +34,7 @@ from splitcast.cli.options import (
     SweepOptions,
     TrainOptions,
     VerifyOptions,
+    WatchOptions,
 )
 
 HELP = """\
@@ -48,6 +49,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   learn     learn which cut to take under which channel (DDQN), for train --policy
   reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
   report    one self-contained HTML page about one or several runs
+  watch     the same page, live while runs go on (splitcast watch runs/sweep)
   verify    whether run folders are whole and unedited (splitcast verify RUN...)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
@@ -122,6 +124,12 @@ def report(options: ReportOptions) -> None:
     finally:
         gc.enable()
     print(f"report: {page}")
+
+
+def watch(options: WatchOptions) -> None:
+    from splitcast.cli.show_watch import run_watch
+
+    run_watch(options)
 
 
 def verify(options: VerifyOptions) -> None:
@@ -209,6 +217,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "learn": (LearnOptions, learn),
     "reproduce": (ReproduceOptions, reproduce),
     "report": (ReportOptions, report),
+    "watch": (WatchOptions, watch),
     "verify": (VerifyOptions, verify),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),

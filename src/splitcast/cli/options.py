@@ -243,3 +243,19 @@ class CompletionOptions:
 
     shell: Annotated[str, tyro.conf.Positional] = "bash"
     """bash or zsh."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """The report page, live while trainings, sweeps and deployments run. Read-only."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    """Run folders, or folders of run folders such as `sweep --out` and `compare --out` write."""
+    port: int = 8765
+    """Port of the page."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Other than this machine's own, visitors need the token of the address that is printed."""
+    folder: Path | None = None
+    """The kits of a deployment, to show its sites too."""
+    trust: bool = False
+    """Also import the modules that the runs name (own models, schemes): only for folders you trust."""

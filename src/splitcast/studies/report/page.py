@@ -40,9 +40,11 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, trust: bool 
     return target
 
 
-def render(content: dict[str, Any]) -> str:
-    """Template, style, script, chart library and data in one."""
+def render(content: dict[str, Any], *, live: bool = False) -> str:
+    """Template, style, script, chart library and data in one; ``live``, it asks its server what is new."""
     parts = {name: _asset(file) for name, file in _PLACES.items()}
+    parts |= {"connect": "; connect-src 'self'" if live else ""}
+    parts |= {"live": f"<script>\n{_asset('live.js')}\n</script>\n" if live else ""}
     parts |= {"title": escape(content["title"]), "data": embed(content)}
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("template.html"))
 
