@@ -128,6 +128,9 @@ class SplitConfig:
     error, 4..2@100 over 100 rounds), or module:function. auto: fp32; for sfl-gb int2 up to cut 2, else int8."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: int8 for sfl-gb, else fp32."""
+    sync_codec: Text = "auto"
+    """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
+    with what rounding leaves over added to the next. auto: fp32."""
     client_update: Text = "own"
     """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
 

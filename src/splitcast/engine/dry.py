@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitcast.base.codec import FP32, Codec
 from splitcast.engine.links import CountingLink
 from splitcast.engine.values import Known
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
+from splitcast.training.differences import row_shape
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Placement
 from splitcast.training.task import Task, target_shape
@@ -113,9 +115,10 @@ class DryCohort:
         for n in self.ids:
             yield self._pair([n])
 
-    def average(self, link: CountingLink) -> None:
-        link.models("up", self.values, self.ids)
-        link.models("down", self.values, self.everyone, broadcast=True)
+    def average(self, link: CountingLink, codec: Codec = FP32) -> None:
+        size = codec.nbytes((self.values,) if codec.exact else row_shape(self.values))
+        link.count("up", "model", size, self.ids)
+        link.count("down", "model", size, self.everyone, broadcast=True)
 
     def _pair(self, ids: Sequence[int]) -> tuple[DryClients, DryParty]:
         server = DryParty(self.model, self.task, self.placement, ids, self.batch, self.ledger)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream, torch_seed
@@ -25,6 +26,7 @@ from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Scheme
 from splitcast.schemes.schemes import make_scheme
+from splitcast.training.differences import Differences
 from splitcast.training.factored import formed_values
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import saved_bytes
@@ -75,6 +77,7 @@ class Simulator:
             raise SplitcastError("client_update: 'identical' has one gradient for all; leave clip_norm out")
         self.state = State.start(self.initial(), placement)
         self.sample_bytes = saved_bytes(model)
+        self.differences = Differences()
 
     @property
     def copies_server(self) -> bool:
@@ -100,6 +103,7 @@ class Simulator:
         if placement == self.state.placement:
             return
         down, up = self.state.move(placement.check(self.model), self.weights)
+        self.differences.moved()
         if charge:
             everyone, link = range(len(self.sizes)), CountingLink(ledger)
             self._scheme.moved(link, down, up, everyone)
@@ -108,6 +112,8 @@ class Simulator:
         """Run round ``t``, counted from 1."""
         ledger = ledger or Ledger()
         self.optimiser.begin(t)
+        if not self.scheme.sync.exact:
+            self.differences.begin(self.state.client)
         cohort = SimulatedCohort(self, t, participants(self.train, len(self.sizes), t), ledger)
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
@@ -135,12 +141,14 @@ class Simulator:
 
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What a checkpoint after round ``t`` holds."""
-        return self.state.tensors(), {"cut": str(self.state.placement.cut), "copies": str(self.state.client.copies)}
+        tensors = self.state.tensors() | self.differences.tensors()
+        return tensors, {"cut": str(self.state.placement.cut), "copies": str(self.state.client.copies)}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
         placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
         self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial())
+        self.differences = Differences.from_tensors(tensors)
 
     def _here(self, samples: Tensor) -> Tensor:
         """Samples or targets where they are computed with; whole numbers (labels, tokens) stay whole."""
@@ -271,8 +279,14 @@ class SimulatedCohort:
             yield SimulatedClients(self, state.client, group, party, alone=True), party
             self.loss += float(group.loss) / (len(self.ids) * sim.train.local_steps)
 
-    def average(self, link: CountingLink) -> None:
+    def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         state, everyone = self.sim.state, range(len(self.sim.sizes))
+        if state.client.stacked and not codec.exact and self.sim.differences.last is not None:
+            halves, ids = state.client.take(torch.from_numpy(self.ids)), self.ids.tolist()
+            state.client, sizes, size = self.sim.differences.average(halves, ids, self.rho, codec.at(self.t))
+            link.count("up", "model", sizes if codec.varies else sizes[0], ids)
+            link.count("down", "model", size, everyone, broadcast=True)
+            return
         if state.client.stacked:
             state.client = state.client.take(torch.from_numpy(self.ids)).mean(self.rho)
         link.models("up", state.client.travelling(), self.ids.tolist())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.engine.dry import DryParty
@@ -36,6 +37,8 @@ class RemoteClients(DryParty):
         self.step, self.begun, self.turn = 0, False, 0
         self.losses: dict[int, float] = {}
         """what clients that take the loss themselves have said last"""
+        self.half_bytes: dict[int, int] = {}
+        """sizes of the client halves that came last"""
         self.server: RemoteServer | None = None
 
     @property
@@ -171,14 +174,16 @@ class RemoteCohort:
         if not self.took_part:
             raise NoSites(f"sites: none finished round {self.t}; {self.halves.sites.why()}")
 
-    def average(self, link: "ServerLink") -> None:
+    def average(self, link: "ServerLink", codec: Codec = FP32) -> None:
         ids = list(self.clients.ids)
-        halves = link.exchange(self.clients, weights=True)
+        halves = link.exchange(self.clients, weights=True, sync=codec)
         self.halves.stale |= set(ids) - set(halves)
-        self.halves.share(halves)
-        values = self.halves.state.client.travelling()
-        link.models("up", values, list(halves))
-        link.models("down", values, self.halves.fresh(), broadcast=True)
+        size, alone = self.halves.share(halves, codec.at(self.t))
+        sizes = [self.clients.half_bytes[n] for n in halves]
+        link.count("up", "model", sizes if codec.varies or len(set(sizes)) > 1 else sizes[0], list(halves))
+        fresh = [n for n in self.halves.fresh() if n not in alone]
+        link.count("down", "model", size, fresh, broadcast=True)
+        link.models("down", self.halves.state.client.travelling(), alone)
 
     def close(self) -> None:
         """The round is over: where clients take the loss themselves, they have told it by now."""

@@ -65,7 +65,7 @@ class Federation:
         like, start = (
             Weights.start(model.initial(), self.optimiser, model.buffers(), model.frozen()) for _ in range(2)
         )
-        self.halves = Halves(State.start(start, placement), like, self.sites, sizes)
+        self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
 
     @property
     def state(self) -> State:
@@ -98,7 +98,9 @@ class Federation:
         self.sites.round = t
         self._rejoin()
         if self._scheme.clients_keep_halves:
-            self.halves.refresh()
+            given = self.halves.refresh()
+            if not self.scheme.sync.exact:
+                self._begin_differences(t, given, ledger)
         self.halves.collected = None
         ready = self.halves.fresh() if self._scheme.clients_keep_halves else sorted(self.sites.present)
         drawn = [int(n) for n in participants(self.train, len(self.sites.names), t) if n in ready]
@@ -111,6 +113,13 @@ class Federation:
             cohort = self._run(t, others, ledger)
         self.halves.resumed = False
         return RoundReport(cohort.loss, cohort.took_part, ledger, Measured(*self.sites.turn_page()))
+
+    def _begin_differences(self, t: int, given: Sequence[int], ledger: Ledger) -> None:
+        """Everybody holds the averaged half now, or still what was averaged last. Who comes late is given it whole."""
+        if not self.halves.differ:
+            self.halves.differences.begin(self.state.client)
+        if t > 1 and not self.halves.resumed:
+            CountingLink(ledger).models("down", self.state.client.travelling(), given)
 
     def _run(self, t: int, ids: Sequence[int], ledger: Ledger) -> RemoteCohort:
         """The program of a round, with these sites."""

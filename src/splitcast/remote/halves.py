@@ -13,12 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splitcast.base.codec import FP32, Codec
 from splitcast.engine.links import CountingLink
 from splitcast.engine.state import State
 from splitcast.remote.guard import AVERAGES, size_of
 from splitcast.remote.sites import Answer, NoSites, Sites
-from splitcast.remote.wire import flag, pack_weights, unpack_weights
+from splitcast.remote.wire import Packed, flag, pack_change, pack_weights, unpack_change, unpack_weights
 from splitcast.schemes.program import Scheme
+from splitcast.training.differences import Differences
 from splitcast.training.placement import Placement
 from splitcast.training.weights import Weights
 
@@ -30,14 +32,17 @@ def _nothing(n: int, answer: Answer) -> None:
 class Halves:
     """Who holds which weights."""
 
-    def __init__(self, state: State, like: Weights, sites: Sites, sizes: NDArray[np.int64]) -> None:
-        self.state, self.like, self.sites, self.sizes = state, like, sites, sizes
+    def __init__(self, state: State, like: Weights, sites: Sites, sizes: NDArray[np.int64], sync: Codec = FP32) -> None:
+        self.state, self.like, self.sites, self.sizes, self.sync = state, like, sites, sizes, sync
         self.differ = False
         self.stale = set(sites.present)
         self.shared = state.client
         """the last half that everybody was given: what an average is judged by"""
         self.resumed = False
         """whether no round was run since the checkpoint"""
+        self.bases: dict[int, Tensor] = {}
+        """what each site was given last, flat: what its differences are to"""
+        self.differences = Differences()
         self.collected: tuple[list[int], Weights] | None = None
         """the halves of some sites after the last round, if they were asked for"""
 
@@ -64,25 +69,49 @@ class Halves:
         self.state.client = self._averaged(*self.collected)
         return self.state.client
 
-    def share(self, halves: Mapping[int, Weights]) -> None:
-        """Average these halves and give the average to everybody."""
+    def share(self, halves: Mapping[int, Weights], codec: Codec = FP32) -> tuple[int, list[int]]:
+        """Average these halves and give the average to everybody: bytes that are the same for all, and those sites
+        that are given the whole half because they do not hold what the others do."""
         if not halves:
             raise NoSites(f"sites: none sent a half that can be used; {self.sites.why()}")
-        self.state.client = self._averaged(list(halves), Weights.stacked_of(halves.values()))
-        self.shared, self.differ = self.state.client, False
-        self.give(self.fresh())
+        average, fresh, last = self._averaged(list(halves), Weights.stacked_of(halves.values())), self.fresh(), None
+        message, alone = pack_weights(average), list[int]()
+        if not codec.exact and self.differences.last is not None:
+            last = self.differences.last
+            sent = self.differences.from_server(average.flat())
+            message = pack_change(sent, codec)
+            half = self.differences.shared(sent, unpack_change(message, len(last), codec))
+            average = Weights.unflat(half, average)
+            alone = [n for n in fresh if n not in self.bases or not torch.equal(self.bases[n], last)]
+        self.state.client = self.shared = average
+        self.differ = False
+        self._adopted(message, [n for n in fresh if n not in alone])
+        self.give(alone)
+        return len(message["data"]), alone
 
     def give(self, ids: Sequence[int]) -> list[int]:
         """Send `state.client` to some sites; returns those that took it."""
-        half, cut = pack_weights(self.state.client), self.state.placement.cut
+        return self._adopted(pack_weights(self.state.client), ids) if ids else []
+
+    def _adopted(self, half: Packed, ids: Sequence[int]) -> list[int]:
+        """Those that took a half, or what it has moved, over."""
+        cut = self.state.placement.cut
         taken = self.sites.ask("adopt", {n: {"cut": cut, "half": half} for n in ids}, "download", _nothing)
         self.stale = (self.stale | set(ids)) - set(taken)
+        self._hold(taken)
         return list(taken)
+
+    def _hold(self, ids: Iterable[int]) -> None:
+        """These sites hold `state.client` now."""
+        if not self.sync.exact:
+            self.bases |= dict.fromkeys(ids, self.state.client.flat())
 
     def hand_in(self, ids: Sequence[int]) -> dict[int, Weights]:
         """The halves of some sites."""
         asked: dict[int, dict[str, Any]] = {n: {} for n in ids}
-        return self.sound(self.sites.ask("hand_in", asked, "upload", lambda n, answer: self.unpacked(answer["half"])))
+        return self.sound(
+            self.sites.ask("hand_in", asked, "upload", lambda n, answer: self.unpacked(n, answer["half"]))
+        )
 
     def sound(self, halves: dict[int, Weights]) -> dict[int, Weights]:
         """Those halves that are not far farther from the last average than the others."""
@@ -101,16 +130,20 @@ class Halves:
     def _averaged(self, ids: list[int], copies: Weights) -> Weights:
         return AVERAGES.find(self.sites.limits.average)(copies, self.rho(ids), self.shared)
 
-    def unpacked(self, message: Any) -> Weights:
-        """A half that a site sent."""
-        return unpack_weights(message, self.like.only(self.state.placement.on_client))
+    def unpacked(self, n: int, message: Any, codec: Codec = FP32) -> Weights:
+        """A half that a site sent, or with a codec that is not exact how far it moved."""
+        like, base = self.like.only(self.state.placement.on_client), self.bases.get(n)
+        if codec.exact or base is None:
+            return unpack_weights(message, like)
+        return Weights.unflat(Differences(base).arrived(unpack_change(message, len(base), codec)), like)
 
-    def refresh(self) -> None:
-        """Give stale sites the averaged half."""
+    def refresh(self) -> list[int]:
+        """Give stale sites the averaged half; returns those that took it."""
         stale = sorted(self.stale & self.sites.present)
-        if stale:
-            self.average()
-            self.give(stale)
+        if not stale:
+            return []
+        self.average()
+        return self.give(stale)
 
     def restore(self, t: int) -> None:
         """Sites that kept their half after round ``t`` go on with it; all others are stale."""
@@ -119,6 +152,7 @@ class Halves:
         kept = {n for n, found in answers.items() if found}
         self.stale = self.sites.present - (kept if self.differ else set())
         self.shared, self.resumed = self.state.client, t > 0
+        self.bases, self.differences = {}, Differences()
 
     def keep(self, t: int) -> None:
         """Let the sites keep halves of their own on their own disks."""
@@ -159,7 +193,10 @@ class Halves:
             down, up = self._moved(placement, arrived)
         else:
             down, up = self.state.move(placement, self.rho(range(len(self.sizes))))
-        self.collected = None
+        self.collected, self.bases = None, {}
+        self.differences.moved()
+        if not self.differ:
+            self._hold(self.fresh())
         if link:
             scheme.moved(link, down, up, range(len(self.sizes)))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import Codec
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.rounding import Draw, RoundingNoise
 from splitcast.engine.links import CountingLink
 from splitcast.remote.clients import RemoteClients
@@ -83,10 +83,12 @@ class ServerLink(CountingLink):
         self.count("down", kind, len(message["data"]) if message else 0, who.ids, broadcast=True)
         return values[None]
 
-    def exchange(self, who: RemoteClients, *, weights: bool = False, last: bool = False) -> dict[int, Weights]:
+    def exchange(
+        self, who: RemoteClients, *, weights: bool = False, sync: Codec = FP32, last: bool = False
+    ) -> dict[int, Weights]:
         """One call of every client: deliver what waits for it, and receive all that is awaited, and with ``weights``
-        its client half. Who does not send what the program asks for is out of the round; in the ``last`` call of a
-        round all may be."""
+        its client half, in the format ``sync``. Who does not send what the program asks for is out of the round; in
+        the ``last`` call of a round all may be."""
         awaited, self._awaited = self._awaited, []
         expected = [a for a in awaited if a.codec.bound(a.shape[1:])]
 
@@ -98,7 +100,7 @@ class ServerLink(CountingLink):
             sizes = [len(m["data"]) for m in messages]
             loss = number(answer["loss"], "loss", -MOST_LOSS, MOST_LOSS)
             raw = [m["data"] for m in messages[: len(expected)]]
-            return _Arrived(values, raw, sizes, loss, who.halves.unpacked(messages[-1]) if weights else None)
+            return _Arrived(values, raw, sizes, loss, who.halves.unpacked(n, messages[-1], sync) if weights else None)
 
         method, part = ("proceed", "download") if who.begun else ("begin", "upload")
         place: dict[str, Any] = {"round_": who.round, "turn": who.turn}
@@ -121,6 +123,8 @@ class ServerLink(CountingLink):
             if a.values is None:
                 a.values = torch.empty(len(came), *a.shape[1:], device="cpu")
         who.losses = {n: each.loss for n, each in came.items()}
+        if weights:
+            who.half_bytes = {n: each.sizes[-1] for n, each in came.items()}
         return who.halves.sound({n: each.weights for n, each in came.items() if each.weights is not None})
 
     def _sound(self, expected: list[Awaited], came: dict[int, _Arrived]) -> dict[int, _Arrived]:

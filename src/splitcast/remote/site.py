@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import Codec
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config, from_toml
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.batches import draw_batch
@@ -31,15 +31,18 @@ from splitcast.remote.wire import (
     integer,
     items,
     pack,
+    pack_change,
     pack_weights,
     shown,
     text,
     unpack,
+    unpack_change,
     unpack_weights,
 )
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Clients, Values
 from splitcast.schemes.schemes import make_scheme
+from splitcast.training.differences import Differences
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import Pass
 from splitcast.training.placement import Placement, Segment
@@ -136,7 +139,8 @@ class Site:
         self.leave()  # nothing is refused from here on, and so far nothing has changed
         self.client, self.x, self.y, self.model, self.scheme, self.runtime = client, x, y, model, scheme, runtime
         self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
-        self.weights, self.holds = like.only(lambda name: False), False
+        self.weights, self.holds, self.differences = like.only(lambda name: False), False, Differences()
+        self._adopted = 0
         self.config, self.joined = made, True
         return {"rows": len(self.y)}
 
@@ -155,9 +159,20 @@ class Site:
     @published
     def adopt(self, call: Any, cut: Any, half: Any) -> None:
         """Take weights over from the server."""
-        placement = self._placement(cut)
-        self.weights = unpack_weights(half, self._like(placement))
-        self.placement, self.holds = placement, True
+        placement, sync = self._placement(cut), self._sync()
+        last = self.differences.last
+        if not sync.exact and last is not None and isinstance(half, dict) and half.get("format") == sync.name:
+            self._expect(cut)
+            if call == self._adopted:  # the same call again
+                return
+            seen = unpack_change(half, len(last), sync)
+            self.differences.last = self.differences.arrived(seen)
+            self.weights = Weights.unflat(self.differences.last, self._like(placement))
+        else:
+            self.weights = unpack_weights(half, self._like(placement))
+            self.differences.moved()
+            self._holds_what_all_do()
+        self.placement, self.holds, self._adopted = placement, True, call
         self.leave()
 
     @published
@@ -213,6 +228,9 @@ class Site:
             self.weights.adopt(unpack_weights(blocks, come))
         self.weights.drop(lambda name: not new.on_client(name))
         self.placement = new
+        self.differences.moved()
+        if not flag(upload, "upload"):  # the server knows what all hold
+            self._holds_what_all_do()
         return answer
 
     def leave(self) -> None:
@@ -237,6 +255,13 @@ class Site:
             raise
         self._answered = (self.group.round, turn, {"messages": sent, "loss": float(self.group.loss)})
         return self._answered[2]
+
+    def _sync(self) -> Codec:
+        return self.scheme.at(self.placement).sync
+
+    def _holds_what_all_do(self) -> None:
+        if not self._sync().exact:
+            self.differences.begin(self.weights)
 
     def _placement(self, cut: Any) -> Placement:
         if not self.joined:
@@ -305,9 +330,16 @@ class SiteCohort:
     def in_turn(self, server: None) -> Iterator[tuple[SiteClients, DryParty]]:
         yield self._pair()
 
-    def average(self, link: "SiteLink") -> None:
+    def average(self, link: "SiteLink", codec: Codec = FP32) -> None:
         """The server gives the average to everybody, whether they took part or not (`Site.adopt`)."""
-        link.send_weights(self.site)
+        differences = self.site.differences
+        if codec.exact or differences.last is None:
+            link.send_weights(self.site)
+            return
+        sent = differences.from_client(0, self.site.weights.flat())
+        message = pack_change(sent, codec.at(self.group.round))
+        differences.kept(0, sent, unpack_change(message, len(differences.last), codec))
+        link.dialogue.send(message)
 
     def _pair(self) -> tuple[SiteClients, DryParty]:
         site = self.site

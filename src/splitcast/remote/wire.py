@@ -16,6 +16,7 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.errors import SplitcastError
 from splitcast.base.rounding import Draw
+from splitcast.training.differences import row_shape
 from splitcast.training.weights import Weights
 
 Packed = dict[str, Any]
@@ -85,6 +86,16 @@ def pack_weights(weights: Weights) -> Packed:
 def unpack_weights(message: Any, like: Weights) -> Weights:
     """Weights of the slots and shapes of ``like``."""
     return Weights.unflat(unpack(message, MODEL, FP32, (like.travelling(),)), like)
+
+
+def pack_change(rows: Tensor, codec: Codec) -> Packed:
+    """What a half has moved (`training.differences`)."""
+    return pack(MODEL, rows, codec)
+
+
+def unpack_change(message: Any, values: int, codec: Codec) -> Tensor:
+    """The same for a half of so many values, in rows."""
+    return unpack(message, MODEL, codec, row_shape(values))
 
 
 def payload_bytes(value: Any) -> int:

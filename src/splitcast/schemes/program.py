@@ -125,8 +125,9 @@ class Cohort(Protocol):
         """One after the other, with one server half and one client half."""
         ...
 
-    def average(self, link: Any) -> None:
-        """Upload the client halves, average them, and broadcast the average to everybody."""
+    def average(self, link: Any, codec: Codec = FP32) -> None:
+        """Upload the client halves, average them, and broadcast the average to everybody; with a codec that is not
+        exact, as differences (`training.differences`)."""
         ...
 
 
@@ -166,6 +167,8 @@ class Scheme:
     """Whether clients hold weights between rounds; else they are given some when it is their turn."""
     uplink: Codec = FP32
     downlink: Codec = FP32
+    sync: Codec = FP32
+    """Format of client halves when they are averaged."""
 
     def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
         """One local step."""
@@ -174,11 +177,12 @@ class Scheme:
     def round(self, t: int, clients: Cohort, server: Any, link: Link) -> None:
         """Round ``t``: local steps side by side; client halves are averaged when it is time."""
         averaged = self.syncs(t)
-        for some, copies in clients.in_parallel(server, mixes=self.mixes, averaged=averaged):
+        alike = averaged and self.sync.exact  # else the server sees each of them rounded
+        for some, copies in clients.in_parallel(server, mixes=self.mixes, averaged=alike):
             for batch in some.batches():
                 self.step(some, copies, link, batch)
         if averaged:
-            clients.average(link)
+            clients.average(link, self.sync)
 
     def syncs(self, t: int) -> bool:
         """Whether the client halves are averaged at the end of round ``t``, counted from 1."""

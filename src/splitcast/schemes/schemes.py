@@ -39,6 +39,7 @@ class Split(Scheme):
             self.sync_every = split.sync_every
         self.uplink = _codec("uplink_codec", split.uplink_codec, self.uplink)
         self.downlink = _codec("downlink_codec", split.downlink_codec, self.downlink)
+        self.sync = _codec("sync_codec", split.sync_codec, self.sync)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
@@ -111,6 +112,7 @@ class SflGb(Split):
             "sync_every": self.sync_every,
             "uplink_codec": self.uplink.name,
             "downlink_codec": self.downlink.name,
+            "sync_codec": self.sync.name,
         }
 
 
@@ -123,6 +125,7 @@ class FedAvg(Scheme):
 
     def __init__(self, config: Config) -> None:
         refuse_sync(config, self.name)
+        self.sync = _codec("sync_codec", config.split.sync_codec, self.sync)
 
     def place(self, cut: int, depth: int) -> Placement:
         return Placement.whole(depth)

@@ -110,6 +110,10 @@ class Weights:
         """The copies of some clients: views for a slice, else copies."""
         return self._map(lambda v: v[clients], stacked=True)
 
+    def one(self, k: int) -> "Weights":
+        """One of the copies, alone."""
+        return self._map(lambda v: v[k], stacked=False)
+
     def put(self, clients: Tensor, other: "Weights") -> None:
         """Write the copies of some clients back."""
         for slot, values in other._moving():
