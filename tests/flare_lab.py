@@ -114,7 +114,7 @@ class Attacked(Trainer):
         self.prepare()
         config, root, found = from_toml(self.config), Path(self.folder), {}
         self.crossed, self.grown, declared = {}, {}, watch_refusals()
-        calls = FlareTransport({site.name: site for site in collab.clients}, 10.0)
+        calls = FlareTransport({site.name: site for site in collab.clients}, 60.0)
         about = {"run": "hostile", "client": 0, "input_shape": [1, 28, 28], "classes": 10}
         for name in NAMES:
             hostile = to_toml(with_values(config, **{name: "cProfile:run"}))
@@ -138,6 +138,7 @@ class Attacked(Trainer):
         call = made.sites.transport.call
 
         def counted(method, requests):
+            made.sites.transport.timeout_s = 10.0 if made.sites.round in (FLOOD, LURE) else 60.0
             before, peak = loopback_bytes(), peak_bytes()
             replies = call(method, requests)
             if method == "begin":
@@ -180,7 +181,7 @@ class Intruder(Client):
             "proceed": {"round_": 2, "turn": 1, "messages": []},
             "move": {"cut": cut, "new_cut": 1, "blocks": None, "upload": True},
         }
-        line = FlareTransport(dict(enumerate(collab.other_clients)), 5.0)
+        line = FlareTransport(dict(enumerate(collab.other_clients)), 30.0)
         replies = {method: line.call(method, {0: request | {"call": 10**9}})[0] for method, request in calls.items()}
         found = {method: [reply.answer is None, reply.reason] for method, reply in replies.items()}
         (self._kit() / "intrusion.json").write_text(json.dumps(found))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
+from splitcast.allocate import shares
 from splitcast.allocate.allocate import Allocation, allocate, certify, equal_share
 from splitcast.allocate.problem import Problem
 from splitcast.allocate.rate import LinearRate, ShannonRate
@@ -481,3 +482,12 @@ def test_bad_input_is_named(solver: Any, change: Stage, message: str) -> None:
     with pytest.raises(SplitcastError, match=message) as error:
         solver(**good | change)
     assert "\n" not in str(error.value)
+
+
+def test_a_price_that_vanishes_is_no_warning():
+    """2 q κ_b s / root underflows where one resource is far too scarce: the price falls as far as a step may."""
+    numbers = {"b": 1e160, "f": 1.0, "b_slack": 1.0, "f_slack": 1e30, "price": 1e-150}
+    total = shares._Totals(**{name: np.array([value]) for name, value in numbers.items()})
+    with np.errstate(all="raise", under="ignore", over="ignore"):
+        _, log_m, _ = shares._joint_step([total], np.ones(1))
+    assert log_m.tolist() == [-8]

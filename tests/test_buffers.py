@@ -19,6 +19,7 @@ from splitcast.model.split import SplitModel
 from splitcast.run.loop import make_simulator, train
 from splitcast.schemes.messages import Ledger
 from splitcast.training.task import Classification
+from splitcast.training.weights import Weights
 from test_engine import CLASSES, SIZES, at, close, data
 from test_federation import IMAGES, Wired, difference, federation
 
@@ -228,3 +229,13 @@ def test_statistics_of_one_client_never_reach_another():
     module(alone.x[rows[0]])
     mine = {k: v[0] for k, v in together.state.client.slots["buffers"].items()}
     assert torch.allclose(mine["0.1.running_mean"], module[0][1].running_mean, atol=1e-12)
+
+
+def test_a_clone_shares_what_is_frozen_and_nothing_else():
+    slots = {"trained": {"0.a": torch.ones(2)}, "buffers": {"0.b": torch.ones(1)}, "frozen": {"0.c": torch.ones(3)}}
+    made = Weights(slots, pending={"0.a": torch.ones(2)})
+    other = made.clone()
+    made.params["0.a"].zero_()
+    made.beside("buffers")["0.b"].zero_()
+    assert other.params["0.a"].tolist() == [1, 1] and other.beside("buffers")["0.b"].tolist() == [1]
+    assert other.beside("frozen")["0.c"] is made.beside("frozen")["0.c"] and other.pending == {}

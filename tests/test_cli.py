@@ -12,6 +12,7 @@ from splitcast.cli.main import COMMANDS, main
 from splitcast.run.loop import train
 from splitcast.run.records import RunFolder
 from splitcast.run.verify import verify
+from splitcast.studies import compare as comparison
 
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "3"]
 
@@ -140,6 +141,28 @@ def test_an_interrupted_training_says_how_to_go_on(capsys, tmp_path, monkeypatch
         main(["train", *TINY, "--out", str(tmp_path / "run")])
     assert stop.value.code == 130
     assert f"go on with: splitcast train --resume {tmp_path / 'run'}" in capsys.readouterr().err
+
+
+def test_an_interrupted_comparison_goes_on_with_the_same_command(capsys, tmp_path, monkeypatch):
+    real, out = comparison.train, tmp_path / "runs"
+
+    def stopped(config, folder, **options):
+        def watched(record):
+            if config.split.scheme == "psl":
+                raise KeyboardInterrupt
+
+        return real(config, folder, **options | {"on_round": watched})
+
+    command = ["compare", "sfl", "psl", *TINY, "--quiet", "--out", str(out)]
+    monkeypatch.setattr(comparison, "train", stopped)
+    with pytest.raises(SystemExit) as stop:
+        main(command)
+    assert stop.value.code == 130
+    said = capsys.readouterr().err.strip()
+    assert said == f"splitcast: interrupted; go on with the same command; {out} keeps what is done"
+    monkeypatch.setattr(comparison, "train", real)
+    main(command)
+    assert all(RunFolder(out / name).summary()["rounds"] == 2 for name in ("sfl", "psl"))
 
 
 def test_who_stops_reading_is_not_told_of_it(tmp_path):

@@ -18,11 +18,12 @@ import torch
 pytest.importorskip("nvflare")
 import psutil
 
+from failures import free_port
 from flare_lab import LIES, SCHEMES, comparable
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
-from splitcast.deploy import processes, supervise
+from splitcast.deploy import console, processes, supervise
 from splitcast.deploy.console import Operator
 from splitcast.deploy.kits import make_kits
 from splitcast.deploy.settings import LimitConfig, load_deployment
@@ -31,12 +32,6 @@ from splitcast.run.loop import train
 from splitcast.run.records import RunFolder
 
 CONFIG = with_values(Config(), clients=2, rounds=10, batch=8, arch="cnn-small", local_steps=2, momentum=0.5)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def write_deployment(path, port, sites=("site-1", "site-2"), limits=""):
@@ -72,14 +67,17 @@ def live(tmp_path_factory):
         patch.setenv("OMP_NUM_THREADS", "1")
         try:
             processes.start(folder)
+            with Operator(folder) as operator:
+                supervise.wait_for_sites(operator, load_deployment(folder / "deployment.toml"), 300, 2)
             yield folder
         finally:
             processes.stop(folder)
             assert left_behind(folder) == []
 
 
-def wait_for(condition, seconds):
-    deadline = time.monotonic() + seconds
+def wait_for(condition):
+    """However slow the machine: what is waited for happens, or the test fails after minutes."""
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline, "took too long"
         time.sleep(0.1)
@@ -89,13 +87,12 @@ def wait_for(condition, seconds):
 def lab(live, tmp_path_factory):
     """Run folders of every scheme, trained for real in one job."""
     root = tmp_path_factory.mktemp("lab")
-    limits = asdict(LimitConfig(drop_after=10).limits()) | {"call_timeout_s": 20.0}
+    limits = asdict(LimitConfig(drop_after=10).limits()) | {"call_timeout_s": 60.0}
     settings = {"config": to_toml(CONFIG), "run": "", "folder": str(root), "sites": ["site-1", "site-2"]}
     settings |= {"limits": limits, "to_start": 2}
     with Operator(live) as operator:
-        supervise.wait_for_sites(operator, load_deployment(live / "deployment.toml"), 60, 2)
         operator.submit(settings, server="flare_lab.AllSchemes", client="flare_lab.Liar")
-    wait_for(lambda: (root / "done.json").is_file(), 90)
+    wait_for(lambda: (root / "done.json").is_file())
     return root
 
 
@@ -164,13 +161,15 @@ def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     settings = with_values(CONFIG, scheme="sfl-ga", rounds=60, checkpoint_every=5, eval_every=60)
     config.write_text(to_toml(settings))
 
+    killed = []
+
     def kill():
-        wait_for(lambda: out.is_dir() and len(RunFolder(out).rounds()) >= 12, 60)
+        wait_for(lambda: out.is_dir() and len(RunFolder(out).rounds()) >= 12)
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             if any("worker_process" in w for w in words) and any(str(live / "site-2") in w for w in words):
                 process.send_signal(signal.SIGKILL)
-                return
+                killed.append(len(RunFolder(out).rounds()))
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -179,7 +178,7 @@ def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["rounds"] == 60
     records = RunFolder(out).rounds()
     assert [record.round for record in records] == list(range(1, 61))
-    assert records[-1].clients == 2  # it is back
+    assert len(killed) == 1 and any(record.clients == 2 for record in records[killed[0] :])  # it is back
     assert RunFolder(out).summary()["command"].startswith(Path(sys.argv[0]).name)
 
 
@@ -192,8 +191,10 @@ def test_bad_input_to_a_live_deployment_names_the_site_and_the_fix(live, tmp_pat
     (three / "operator").symlink_to(live / "operator")
     port = load_deployment(live / "deployment.toml").server.port
     write_deployment(three / "deployment.toml", port, ("site-1", "site-2", "site-3"))
-    monkeypatch.setattr(supervise, "SITES_S", 1.0)
-    line = refused(capsys, "run", config, "--folder", three, "--out", tmp_path / "run")
+    monkeypatch.setattr(console, "LOGIN_S", 60.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(supervise, "SITES_S", 1.0)
+        line = refused(capsys, "run", config, "--folder", three, "--out", tmp_path / "run")
     assert "site-3: not connected" in line and "splitcast deploy start" in line
     assert not (tmp_path / "run").exists()
 
@@ -266,6 +267,7 @@ def test_bad_input_is_one_line_and_leaves_no_process(tmp_path, capsys):
         ("[server]\nport = 8002\n", "has no sites"),
         ('[sites.a]\ndata = "x"\n[server]\nport = 99999\n', "[server] port"),
         ('[sites.a]\npath = "x"\n', "unknown key 'path'"),
+        ("[server]\nport = 8002\n[sites.a]\n", "[sites.a] data: must be given"),
         ('[sites."a b"]\ndata = "x"\n', "letters, digits"),
         ('[sites.server]\ndata = "x"\n', "the name is taken"),
         ('[site.a]\ndata = "x"\n', "unknown section [site]"),
@@ -277,7 +279,7 @@ def test_a_bad_deployment_file_is_one_line(tmp_path, text, words):
     file.write_text(text)
     with pytest.raises(SplitcastError) as error:
         load_deployment(file)
-    assert words in str(error.value) and "\n" not in str(error.value)
+    assert words in str(error.value) and "\n" not in str(error.value) and "ArgsKwargs" not in str(error.value)
 
 
 def test_a_site_reads_its_own_rows(tmp_path):

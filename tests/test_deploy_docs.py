@@ -9,7 +9,9 @@ pytest.importorskip("nvflare")
 
 from splitcast.base.config import Config, with_values
 from splitcast.deploy import processes, supervise
+from splitcast.deploy.console import Operator
 from splitcast.deploy.kits import make_kits
+from splitcast.deploy.settings import load_deployment
 from splitcast.run.loop import train
 from splitcast.run.verify import verify
 from test_deploy import free_port, left_behind
@@ -38,13 +40,15 @@ def live(tmp_path_factory):
         name = block.splitlines()[0].removeprefix("# ")
         if name.removesuffix(".py") in MODULES:
             (root / name).write_text(block, encoding="utf-8")
-    make_kits(write_deployment(root / "d.toml", free_port(), imports=MODULES), root / "kits")
+    make_kits(write_deployment(root / "d.toml", free_port(), imports=MODULES, timeout_s=60), root / "kits")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(root))
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")])))
         patch.setenv("OMP_NUM_THREADS", "1")
         try:
             processes.start(root / "kits")
+            with Operator(root / "kits") as operator:
+                supervise.wait_for_sites(operator, load_deployment(root / "kits/deployment.toml"), 300, 2)
             yield root / "kits"
         finally:
             processes.stop(root / "kits")

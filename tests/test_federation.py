@@ -14,6 +14,7 @@ from splitcast.base.config import (
     PolicyConfig,
     SplitConfig,
     TrainConfig,
+    to_toml,
     with_values,
 )
 from splitcast.base.errors import SplitcastError
@@ -171,6 +172,8 @@ LIES = {
     "truncated": (lambda m: lie(m, data=m["data"][:-1]), f"has {4 * SMALL - 1} bytes"),
     "no bytes": (lambda m: lie(m, data=[1.0]), "a list, not bytes"),
     "no message": (lambda m: "hello", "is not a message"),
+    "too large": (lambda m: lie(m, data=np.full(SMALL, 1e15, np.float32).tobytes()), "in size, where"),
+    "markup": (lambda m: lie(m, shape="[/x]"), "shape"),
     "overflow": (lambda m: lie(m, data=np.full(SMALL, 3e38, np.float32).tobytes()), "in size, where"),
 }
 
@@ -281,6 +284,27 @@ def test_a_site_comes_back_and_takes_part_with_the_averaged_half():
     assert clients == [[0, 1, 2]] + 4 * [[0, 1]] + 3 * [[0, 1, 2]]
 
 
+def test_a_site_that_is_absent_when_a_job_begins_is_in_the_record():
+    config = settings("sfl-ga")
+    model = build(config.model.arch, IMAGES.train_x.shape[1:], IMAGES.classes, 0)
+    fed = Federation(config, model, IMAGES.classes, ["site-1", "site-2", "site-3"], Wired(3), Limits(), absent=[2])
+    fed.start()
+    report = fed.round(1)
+    assert report.clients == [0, 1] and report.measured.failures == {
+        "site-3": "absent: not connected when the job began"
+    }
+
+
+@pytest.mark.parametrize("classes", [10**12, 1, 0, -1, 2.0, "10", None])
+def test_a_site_reads_and_makes_nothing_for_a_number_of_classes_that_cannot_be(classes):
+    def never(config, client):
+        raise AssertionError("rows were read")
+
+    asked = {"call": 1, "config": to_toml(settings("sfl-ga")), "run": "r", "client": 0, "input_shape": [1, 28, 28]}
+    with pytest.raises(SplitcastError, match="classes: "):
+        Site(never, lambda run: None).join(**asked, classes=classes)
+
+
 def test_every_site_is_still_a_member_after_many_lost_calls():
     rng = np.random.default_rng(0)
 
@@ -300,6 +324,7 @@ def test_every_site_is_still_a_member_after_many_lost_calls():
         ({"seconds": -1.0}, "seconds: -1.0"),
         ({"seconds": float("nan")}, "seconds: nan"),
         ({"loss": float("inf")}, "loss: inf"),
+        ({"loss": float("nan")}, "loss: nan"),
         ({"messages": "[/x]"}, "messages"),
         ({"messages": [{}] * 1000}, "messages"),
     ],

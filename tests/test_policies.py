@@ -320,7 +320,8 @@ def test_learn_then_train_from_the_command_line(capsys, tmp_path, monkeypatch):
     warned = capsys.readouterr().err
     assert warned.count("\n") == 1 and "learned for another scenario" in warned
     assert "episodes" in refused(capsys, "learn", *TINY, "--episodes", "0", "--out", str(tmp_path / "x"))
-    assert "fl has no cut" in refused(capsys, "learn", *TINY, "--scheme", "fl", "--out", str(tmp_path / "x"))
+    assert "fl has no cut" in refused(capsys, "learn", *TINY, "--scheme", "fl", "--out", str(tmp_path / "x/y"))
+    assert not (tmp_path / "x").exists()
 
 
 def test_placing_before_the_first_round_is_free():

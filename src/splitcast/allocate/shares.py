@@ -113,7 +113,7 @@ def _joint_step(blocks: list[_Totals], m: Array) -> tuple[Array, Array, _Totals]
     by_b = c >= 0
     delta = np.where(by_b, (excess_b + new_qm) / (kappa_b + _TINY), (excess_f + new_sm) / (kappa_f + _TINY))
     growth = np.where(by_b, new_qm / (qm + _TINY), sm / (new_sm + _TINY))
-    log_m = np.log(np.where(qm * sm > 0, growth, 1.0))
+    log_m = np.log(np.where(qm * sm > 0, np.maximum(growth, _TINY), 1.0))
     return delta, log_m.clip(-8, 8), total  # far from the answer the fit may suggest absurd prices
 
 

@@ -54,6 +54,8 @@ def _one_line(error: pydantic.ValidationError) -> str:
     name = ".".join(bare(part) for part in first["loc"])
     if first["type"] == "unexpected_keyword_argument":
         return f"{name}: unknown key"
+    if first["type"] == "missing":
+        return f"{name}: must be given"
     return f"{name}: {first['msg'].lower()}, got {shown(first['input'])}"
 
 

@@ -172,7 +172,10 @@ def run_comparison(
 
             return on_round
 
-        runs = comparison.compare(config, schemes, out, watched)
+        try:
+            runs = comparison.compare(config, schemes, out, watched)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"go on with the same command; {out} keeps what is done") from None
     target, rows = comparison.rows(runs, target, judged)
     if output.json:
         named = [{judged.name if key == "value" else key: v for key, v in asdict(row).items()} for row in rows]

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from splitcast.base.config import Config, LearnConfig, with_values
+from splitcast.base.files import write_atomically
 from splitcast.cli.options import Output
 from splitcast.studies.learn import Learned, flat_after, learn_policy
 from splitcast.studies.learn_figure import plot_learning
@@ -26,15 +27,20 @@ def run_learning(config: Config, settings: LearnConfig, out: Path, output: Outpu
             bar.start()  # not before the first episodes: bad input must print one line and nothing else
             bar.update(task, completed=done, status=f"reward per round {reward:9.3f}")
 
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)  # what cannot be written had better be known before
     try:
         learned = learn_policy(config, settings, show)
+    except BaseException:
+        for folder in absent:
+            folder.rmdir()
+        raise
     finally:
         if bar.live.is_started:  # else it would print an empty line
             bar.stop()
     learned.agent.save(out / "policy.safetensors")
     facts = learned.as_json() | {"flat_after_episode": flat_after(learned.curve)}
-    (out / "learned.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    write_atomically(out / "learned.json", (json.dumps(facts, indent=2) + "\n").encode())
     plot_learning(learned, out / "learning", title_of(config))
     if output.json:
         print(json.dumps(facts | {"policy": str(out / "policy.safetensors"), "figure": str(out / "learning.png")}))

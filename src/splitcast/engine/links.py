@@ -60,12 +60,20 @@ class CountingLink:
         self.count(direction, "model", FP32.nbytes((values,)), clients, broadcast=broadcast)
 
 
-class SimulatedLink(CountingLink):
-    """Values pass the codec and are not packed, unless only packing tells how large a message is."""
+class RoundingLink(CountingLink):
+    """What goes down is rounded at random, in the same way wherever the clients are."""
 
     def __init__(self, ledger: Ledger, seed: int) -> None:
         super().__init__(ledger)
         self.seed = seed
+
+    def noise(self, who: Clients) -> RoundingNoise:
+        """The draws of the present step."""
+        return RoundingNoise(self.seed, *who.place)
+
+
+class SimulatedLink(RoundingLink):
+    """Values pass the codec and are not packed, unless only packing tells how large a message is."""
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
         values = Known(x) if isinstance(x, Tensor) else x
@@ -77,10 +85,10 @@ class SimulatedLink(CountingLink):
         return values if codec.exact else Mapped(values, codec.through)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        return self._sent("down", kind, x, codec, who, self._noise(who).of(kind, who.ids))
+        return self._sent("down", kind, x, codec, who, self.noise(who).of(kind, who.ids))
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        return self._sent("down", kind, x, codec, who, self._noise(who).of(kind), broadcast=True)
+        return self._sent("down", kind, x, codec, who, self.noise(who).of(kind), broadcast=True)
 
     def _sent(
         self,
@@ -100,6 +108,3 @@ class SimulatedLink(CountingLink):
             return values
         self.count(direction, kind, codec.nbytes(x.shape[1:]), who.ids, broadcast=broadcast)
         return codec.through(x, draw)
-
-    def _noise(self, who: Clients) -> RoundingNoise:
-        return RoundingNoise(self.seed, *who.place)

@@ -10,6 +10,7 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import torch_seed
+from splitcast.data.datasets import LAST_LABEL
 from splitcast.model.cnn import paper_cnn, small_cnn
 from splitcast.model.split import SplitModel
 
@@ -17,7 +18,8 @@ Builder = Callable[[Sequence[int], int], nn.Module | Sequence[nn.Module] | Split
 
 OBJECT = "object:"
 """So begins the recorded name of a model that was given from Python."""
-MOST_VALUES, MOST_CLASSES = 2**26, 10**6 + 1
+MOST_VALUES, MOST_CLASSES = 2**26, LAST_LABEL + 1
+"""Most values of a sample, and most classes."""
 
 ARCHITECTURES = Registry[Builder]("arch", takes=2, entries={"cnn": paper_cnn, "cnn-small": small_cnn})
 

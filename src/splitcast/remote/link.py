@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from splitcast.base.codec import FP32, Codec
-from splitcast.base.rounding import Draw, RoundingNoise
-from splitcast.engine.links import CountingLink
+from splitcast.base.rounding import Draw
+from splitcast.engine.links import RoundingLink
 from splitcast.remote.clients import RemoteClients
 from splitcast.remote.guard import size_of
 from splitcast.remote.sites import Answer, NoSites, Sites
@@ -49,12 +49,12 @@ class _Arrived:
     weights: Weights | None = None
 
 
-class ServerLink(CountingLink):
+class ServerLink(RoundingLink):
     """Packs, sends, receives, checks, counts."""
 
     def __init__(self, sites: Sites, ledger: Ledger, seed: int) -> None:
-        super().__init__(ledger)
-        self.sites, self.seed = sites, seed
+        super().__init__(ledger, seed)
+        self.sites = sites
         self._outbox: dict[int, list[Packed]] = {}
         self._awaited: list[Awaited] = []
 
@@ -65,7 +65,7 @@ class ServerLink(CountingLink):
         return awaited
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        noise, sizes, decoded = self._noise(who), list[int](), list[Tensor]()
+        noise, sizes, decoded = self.noise(who), list[int](), list[Tensor]()
         for n, one in zip(who.ids, x, strict=True):
             message, values = self._packed(kind, one, codec.at(who.place[0]), noise.of(kind, [n]))
             if message:
@@ -76,7 +76,7 @@ class ServerLink(CountingLink):
         return torch.stack(decoded) if decoded else x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        message, values = self._packed(kind, x[0], codec.at(who.place[0]), self._noise(who).of(kind))
+        message, values = self._packed(kind, x[0], codec.at(who.place[0]), self.noise(who).of(kind))
         if message:
             for n in who.ids:
                 self._outbox.setdefault(n, []).append(message)
@@ -152,6 +152,3 @@ class ServerLink(CountingLink):
             return None, one
         message = pack(kind, one, codec, draw)
         return message, unpack(message, kind, codec, tuple(one.shape))
-
-    def _noise(self, who: Clients) -> RoundingNoise:
-        return RoundingNoise(self.seed, *who.place)

@@ -5,7 +5,6 @@ the server says is checked (`remote.wire`) before anything is done with it. Noth
 the program sends. How calls travel is none of its business: see `remote.flare`.
 """
 
-import copy
 import inspect
 import threading
 import time
@@ -23,7 +22,7 @@ from splitcast.data.batches import draw_batch
 from splitcast.engine.dry import DryParty, shape_only
 from splitcast.engine.party import Group, Kit, LocalParty
 from splitcast.engine.values import Known
-from splitcast.model import make_model
+from splitcast.model import MOST_CLASSES, MOST_VALUES, make_model
 from splitcast.remote.dialogue import Dialogue
 from splitcast.remote.wire import (
     Refused,
@@ -57,9 +56,6 @@ P = ParamSpec("P")
 LAST_ROUND = 10**9
 MOST_CALLS = 10**12
 MOST_CLIENTS = 10**6
-MOST_CLASSES = 10**5
-MOST_VALUES = 2**28
-"""Most values of a sample."""
 MOST_MESSAGES = 100
 CONFIG_TEXT = 2**20
 
@@ -198,7 +194,7 @@ class Site:
         self.leave()
         self.optimiser.begin(round_)
         self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
-        cohort, self._before = SiteCohort(self, self.group), copy.deepcopy(self.weights)
+        cohort, self._before = SiteCohort(self, self.group), self.weights.clone()
         self._dialogue = Dialogue(
             lambda dialogue: self.scheme.at(self.placement).round(round_, cohort, None, SiteLink(dialogue))
         )

@@ -102,6 +102,10 @@ class Weights:
 
     # copies
 
+    def clone(self) -> "Weights":
+        """The same values elsewhere, without what is pending; what is frozen never changes and is shared."""
+        return self._map(Tensor.clone, stacked=self.stacked)
+
     def stack(self, copies: int) -> "Weights":
         """One copy per client."""
         return self._map(lambda v: v.expand(copies, *v.shape).clone(), stacked=True)
