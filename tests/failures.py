@@ -25,6 +25,7 @@ import psutil
 
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.deploy.kits import make_kits
+from splitcast.deploy.processes import stop
 from splitcast.run.records import RoundRecord, RoundsReader, RunFolder
 from splitcast.run.verify import verify
 
@@ -110,8 +111,9 @@ class Lab:
 
     def start(self) -> None:
         """The server and the sites; returns when all are connected."""
-        for name in ("server", *SITES):
-            subprocess.run(self.command("start", "--only", name, who=name), check=True, stdout=subprocess.DEVNULL)
+        for names in (("server", *(name for name in SITES if name != VICTIM)), (VICTIM,)):
+            command = self.command("start", "--only", *names, who=names[0])
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + PATIENCE_S
         while not all(about["connected"] for about in self.status().values()):
             assert time.monotonic() < deadline, "the sites do not connect"
@@ -120,10 +122,6 @@ class Lab:
         """Of everybody."""
         said = subprocess.run(self.command("status", "--json"), check=True, capture_output=True, text=True).stdout
         return json.loads(said)
-
-    def stop(self) -> None:
-        """Everybody; processes do not mind in which network they are ended."""
-        subprocess.run(self.command("stop"), check=True, stdout=subprocess.DEVNULL)
 
     def processes(self, kit: str, *programs: str) -> list[psutil.Process]:
         """Processes of FLARE that belong to a kit."""
@@ -152,7 +150,7 @@ def laboratory(root: Path, limits: str = LIMITS) -> Iterator[Lab]:
             lab.start()
             yield lab
         finally:
-            lab.stop()
+            stop(lab.folder)  # in whatever network they are
 
 
 SITE = ("client_train", "worker_process")
@@ -206,9 +204,9 @@ class Trial:
 
     @property
     def back(self) -> float | None:
-        """When all sites took part again: after the first round without one, or after the standstill."""
+        """When all sites took part again: after the failure, the first round without one, or else the standstill."""
         without = [at for at, record in self.after if record.clients < len(SITES)]
-        since = without[0] if without else self.standstill[1] - 1e-9
+        since = max(self.ended, without[0] if without else self.standstill[1] - 1e-9)
         return next((at for at, record in self.after if at > since and record.clients == len(SITES)), None)
 
     @property
@@ -235,8 +233,8 @@ HELP = f"some of: {', '.join(FAILURES)}"
 HEAD += ["rounds recorded", "of them without the site", "with a failure in the record"]
 
 
-def trial(lab: Lab, failure: str, out: Path, rounds: int, at: int, lasts_s: float) -> Trial:
-    """Train, let it fail after round ``at``, and watch."""
+def trial(lab: Lab, failure: str, out: Path, rounds: int, at: int, over: Callable[[Trial], bool]) -> Trial:
+    """Train, let it fail after round ``at``, undo that, if it has to be, once it is ``over``, and watch."""
     fail, undo = FAILURES[failure]
     config = out.parent / f"{out.name}.toml"
     config.write_text(to_toml(with_values(CONFIG, rounds=rounds, eval_every=rounds)))
@@ -255,7 +253,7 @@ def trial(lab: Lab, failure: str, out: Path, rounds: int, at: int, lasts_s: floa
                 made.began = made.ended = time.monotonic()
                 if undo:
                     stack.callback(undo_once := _once(lambda: undo(lab)))
-            if made.began and undo and made.ended == made.began and now > made.began + lasts_s:
+            if made.began and undo and made.ended == made.began and over(made):
                 undo_once()
                 made.ended = time.monotonic()
             time.sleep(0.05)
@@ -263,6 +261,10 @@ def trial(lab: Lab, failure: str, out: Path, rounds: int, at: int, lasts_s: floa
     made.seen += [(time.monotonic(), record) for record in reader.new()]
     made.records, made.faults = RunFolder(out).rounds(), verify(out)
     return made
+
+
+def _over(made: Trial) -> bool:
+    return time.monotonic() > made.began + LASTS_S[made.failure]
 
 
 def _once(act: Callable[[], None]) -> Callable[[], None]:
@@ -285,7 +287,7 @@ def main() -> None:
             if failure == "network cut" and not lab.nets:
                 continue
             out = Path(temporary) / f"run-{number}"
-            rows.append(trial(lab, failure, out, options.rounds, options.at, LASTS_S.get(failure, 0.0)).row())
+            rows.append(trial(lab, failure, out, options.rounds, options.at, _over).row())
             print(rows[-1], file=sys.stderr, flush=True)
     for row in rows:
         print("| " + " | ".join(row) + " |")

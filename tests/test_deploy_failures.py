@@ -7,8 +7,6 @@ pytest.importorskip("nvflare")
 from failures import SITES, VICTIM, laboratory, trial
 from test_deploy import left_behind
 
-ROUNDS = 60
-
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
@@ -22,13 +20,18 @@ def lab(tmp_path_factory):
 
 def whole(made):
     """All rounds in order, once, and the folder as it should be."""
-    return made.faults == [] and [record.round for record in made.records] == list(range(1, ROUNDS + 1))
+    return made.faults == [] and [record.round for record in made.records] == list(range(1, made.rounds + 1))
+
+
+def left_alone(made):
+    """Rounds after which the site was not asked for a while."""
+    return [record for _, record in made.after if "left alone" in (record.failures or {}).get(VICTIM, "")]
 
 
 @pytest.mark.deploy
 def test_a_run_survives_the_death_of_the_server(lab, tmp_path):
-    made = trial(lab, "server killed", tmp_path / "run", ROUNDS, at=12, lasts_s=0.0)
-    assert whole(made) and made.back is not None and made.records[-1].clients == len(SITES)
+    made = trial(lab, "server killed", tmp_path / "run", 40, at=12, over=lambda made: True)
+    assert whole(made) and made.back is not None
     assert {record.round for _, record in made.after} >= {11, 12}  # from the checkpoint of round 10
 
 
@@ -36,8 +39,6 @@ def test_a_run_survives_the_death_of_the_server(lab, tmp_path):
 def test_a_site_whose_cable_was_out_takes_part_again(lab, tmp_path):
     if not lab.nets:
         pytest.skip("network namespaces are not allowed here")
-    made = trial(lab, "network cut", tmp_path / "run", ROUNDS, at=6, lasts_s=5.0)
-    away = [record for record in made.records if record.clients < len(SITES)]
-    assert whole(made) and made.again == 0 and made.back is not None and made.back > made.ended
-    assert away and all(set(record.failures or ()) <= {VICTIM} for record in made.records)
-    assert any("left alone" in (record.failures or {}).get(VICTIM, "") for record in away)
+    made = trial(lab, "network cut", tmp_path / "run", 120, at=6, over=left_alone)
+    assert whole(made) and made.again == 0 and left_alone(made)
+    assert made.back is not None

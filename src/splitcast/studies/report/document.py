@@ -196,10 +196,10 @@ def clean(value: Any) -> Any:
     >>> clean({"a": (0.123456789, math.nan)})
     {'a': [0.1234568, None]}
     """
+    if isinstance(value, float):  # first: nearly all are
+        return float(f"{value:.7g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: clean(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [clean(each) for each in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
     return value
