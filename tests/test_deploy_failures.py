@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("nvflare")
 
-from failures import SITES, VICTIM, laboratory, trial
+from failures import VICTIM, laboratory, trial
 from test_deploy import left_behind
 
 
