@@ -116,7 +116,7 @@ def test_folders_that_are_no_new_run_are_refused(capsys, tmp_path):
         (["profile", "--classes", "-1"], ["classes", "-1", "at least 1"]),
         (["plan", "--classes", "0"], ["classes", "0", "at least 1"]),
         (["plan", "--input-shape", "784"], ["input_shape", "(784,)"]),
-        (["compare", "--target", "95"], ["target", "95", "between 0 and 1"]),
+        (["compare", "--to", "95"], ["target", "95", "between 0 and 1"]),
         (["compare", "sfl", "--scheme", "psl"], ["scheme", "compare sfl-ga sfl psl"]),
         (["reproduce", "fig8", "--quick", "--seeds", "-1"], ["seeds", "-1", "at least 1"]),
         (["bench", "engine", "--repeats", "0"], ["repeats", "0", "at least 1"]),

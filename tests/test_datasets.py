@@ -126,7 +126,7 @@ def test_own_datasets_equal_own_tensors():
     ("changes", "words"),
     [
         ({"train_y": torch.zeros(5, dtype=torch.int64)}, ["train_y", "(5,)", "(6, ...)"]),
-        ({"train_x": torch.zeros(6, 5, 5)}, ["train_x", "(6, 5, 5)", "channels"]),
+        ({"train_x": torch.zeros(6)}, ["train_x", "(6,)", "channels"]),
         ({"test_x": torch.zeros(0, 3, 5, 5)}, ["test_x", "(0, 3, 5, 5)"]),
         ({"test_x": torch.zeros(4, 3, 5, 6)}, ["test_x", "(3, 5, 6)", "(3, 5, 5)"]),
         ({"test_y": torch.tensor([0, 1, -1, 0])}, ["test_y", "-1"]),
@@ -146,9 +146,9 @@ def test_bad_own_tensors_are_named_in_one_line(changes, words):
     [
         ([], ["train", "no items"]),
         ([(torch.zeros(1, 2, 2), 0), (torch.zeros(1, 2, 3), 0)], ["train[1]", "(1, 2, 3)", "(1, 2, 2)"]),
-        ([(torch.zeros(1, 2, 2), 0.5)], ["train[0]", "0.5", "integer"]),
-        ([("cat.png", 0)], ["train[0]", "image tensor"]),
-        ([torch.zeros(3, 2, 2)], ["train[0]", "image tensor"]),
+        ([(torch.zeros(1, 2, 2), 0), (torch.zeros(1, 2, 2), 0.5)], ["train[1]", "torch.float32", "torch.int64"]),
+        ([("cat.png", 0)], ["train[0]", "sample tensor"]),
+        ([torch.zeros(3, 2, 2)], ["train[0]", "sample tensor"]),
     ],
 )
 def test_bad_own_datasets_are_named_in_one_line(items, words):

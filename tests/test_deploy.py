@@ -288,14 +288,14 @@ def test_a_site_reads_its_own_rows(tmp_path):
     from splitcast.deploy.samples import read_rows, site_rows
 
     np.savez(tmp_path / "rows.npz", x=np.zeros((5, 1, 28, 28), np.float32), y=np.arange(5))
-    x, y = read_rows(str(tmp_path / "rows.npz"), "here")
+    x, y = read_rows(str(tmp_path / "rows.npz"), "here", CONFIG)
     assert x.shape == (5, 1, 28, 28) and y.tolist() == [0, 1, 2, 3, 4]
     (tmp_path / "own_rows.py").write_text(
         "import torch\ndef mine():\n    return torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])\n"
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        assert read_rows("own_rows:mine", "here")[0].shape == (2, 1, 4, 4)
+        assert read_rows("own_rows:mine", "here", CONFIG)[0].shape == (2, 1, 4, 4)
     finally:
         sys.path.remove(str(tmp_path))
     for source, words in [
@@ -304,6 +304,6 @@ def test_a_site_reads_its_own_rows(tmp_path):
         (__file__, "must be a .npz"),
     ]:
         with pytest.raises(SplitcastError, match=words):
-            read_rows(source, "here")
+            read_rows(source, "here", CONFIG)
     with pytest.raises(SplitcastError, match="must say where"):
         site_rows(tmp_path, CONFIG)

@@ -87,21 +87,26 @@ class DataConfig:
 
     dataset: Text = "mnist-mini"
     """mnist-mini (embedded); mnist, fashion-mnist, cifar10 (`splitcast data get`); yours: a folder of images with a
-    sub-folder per class, a .npz file, or module:function."""
+    sub-folder per class, a .npz, .csv or .parquet file, or module:function."""
     clients: Annotated[int, Field(ge=1, le=10**7)] = 10
     """Number of clients N."""
     partition: Text = "iid"
-    """iid, dirichlet (label skew `alpha`) or shards (`classes_per_client` labels each)."""
+    """iid, dirichlet (label skew `alpha`), shards (`classes_per_client` labels each), or by:COLUMN: a client for every
+    value of a column of your table or array of your .npz file, whose number replaces the default of `clients`."""
     alpha: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 0.5
     """Dirichlet concentration; small is very unequal."""
     classes_per_client: Count = 2
     """Labels per client with `shards`."""
     sizes: Text = "equal"
     """equal or unequal numbers of samples per client."""
+    target: Text = ""
+    """Column of a table (.csv, .parquet) that is learned; the others are features."""
     labels: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
     """Names of the classes, in the order of their numbers. Default: those found, sorted."""
     image_size: Annotated[int, Field(ge=0, le=8192)] = 0
     """Height and width to which the images of a folder are cut and resized. Default: their own, if all are alike."""
+    augment: Text = ""
+    """module:function of yours that changes the samples of a training batch at random: (x, generator) -> x."""
 
 
 @section

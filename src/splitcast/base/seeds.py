@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep"]
+Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep", "augment"]
 _ROLES: tuple[Role, ...] = (
     "data",
     "model",
@@ -20,6 +20,7 @@ _ROLES: tuple[Role, ...] = (
     "channel",
     "policy",
     "sweep",
+    "augment",
 )
 
 

@@ -68,7 +68,7 @@ class CompareOptions:
     settings: Settings = field(default_factory=Config)
     out: Path = Path("runs/compare")
     """Folder for one run folder per scheme and the figure."""
-    target: float | None = None
+    target: Annotated[float | None, tyro.conf.arg(name="to")] = None
     """Value for the columns "to target", of what the task is judged by: an accuracy (0..1), a perplexity, ... Default:
     the best round number, of accuracies a whole per cent, that every scheme reaches."""
     track: tuple[str, ...] = ()

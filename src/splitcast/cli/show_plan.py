@@ -37,7 +37,7 @@ def run_plan(
     console = Console()
     net = config.network
     console.print(
-        f"{made.scheme}: mean of {made.draws} rounds, {config.data.clients} clients, {net.bandwidth_hz / 1e6:g} MHz, "
+        f"{made.scheme}: mean of {made.draws} rounds, {len(made.clients)} clients, {net.bandwidth_hz / 1e6:g} MHz, "
         f"{net.allocation} shares, {net.workload} workload, "
         f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency",
         Columns(cut_tables(made, config)),
@@ -52,7 +52,7 @@ def run_plan(
 def title_of(made: Plan, config: Config) -> str:
     """What the tables and the figure are about."""
     return (
-        f"{made.scheme}, {_cut(made.best, config)}, {config.data.clients} clients, "
+        f"{made.scheme}, {_cut(made.best, config)}, {len(made.clients)} clients, "
         f"{config.network.bandwidth_hz / 1e6:g} MHz, batch {config.train.batch}: round {made.shown_round}"
     )
 

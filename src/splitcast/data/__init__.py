@@ -4,7 +4,7 @@ from splitcast.data.batches import draw_batches
 from splitcast.data.datasets import Dataset, from_datasets, from_tensors
 from splitcast.data.fetch import fetch
 from splitcast.data.loading import NAMES, cache_folder, load
-from splitcast.data.partition import partition
+from splitcast.data.partition import natural, natural_column, partition
 
 __all__ = [
     "NAMES",
@@ -15,5 +15,7 @@ __all__ = [
     "from_datasets",
     "from_tensors",
     "load",
+    "natural",
+    "natural_column",
     "partition",
 ]

@@ -43,19 +43,35 @@ class Dataset:
 
     @classmethod
     def of(
-        cls, train: Any, test: Any = None, *, by: Mapping[str, ArrayLike] | None = None, name: str = "custom"
+        cls,
+        train: Any,
+        test: Any = None,
+        *,
+        target: str = "",
+        by: str | Mapping[str, ArrayLike] = "",
+        task: str = "classification",
+        name: str = "custom",
     ) -> "Dataset":
-        """Your own data: arrays or tensors (x, y), or a map-style torch Dataset of such pairs.
+        """Your own data: arrays or tensors (x, y), a map-style torch Dataset of such pairs, or a pandas frame, whose
+        column ``target`` is learned (as numbers if the ``task`` is regression).
 
-        Without ``test``, a fifth of the rows is held out (`held_out`). ``by`` has the natural clients of the rows of
-        ``train``, (n,) each, by the names that ``partition="by:NAME"`` knows them by.
+        Without ``test``, a fifth of the rows is held out (`held_out`). ``by`` tells the natural clients of the training
+        rows for ``partition="by:NAME"``: a column of the frame, or {NAME: (n,)}.
 
         >>> data = Dataset.of((np.ones((10, 1, 2, 2)), np.arange(10) % 2), by={"writer": list("aabbccddee")})
         >>> len(data.train_y), len(data.test_y), data.groups["writer"].tolist()
         (8, 2, [0, 0, 1, 2, 2, 3, 4, 4])
         """
+        if hasattr(train, "columns") and hasattr(train, "iloc"):
+            from splitcast.data.table import table_dataset  # which builds upon this file
+
+            return table_dataset(train, test, target=target, by=f"{by}", task=task, name=name)
         x, y = _pair("train", train)
-        groups = {key: codes(f"by:{key}", column, len(x)) for key, column in (by or {}).items()}
+        if isinstance(by, str) and by:
+            raise SplitcastError(
+                f"by: {shown(by)} would be a column of a frame; give {{{shown(by)}: one value per row}}"
+            )
+        groups = {key: codes(f"by:{key}", column, len(x)) for key, column in dict(by or {}).items()}
         if test is not None:
             return replace(from_tensors(x, y, *_pair("test", test), name), groups=groups)
         strata = next(iter(groups.values()), y if y.ndim == 1 and not y.is_floating_point() else torch.zeros(len(x)))
@@ -116,14 +132,13 @@ def held_out(strata: ArrayLike) -> NDArray[np.bool_]:
 
 
 def from_tensors(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tensor, name: str = "custom") -> Dataset:
-    """The user's own images (n, C, H, W) and targets: integer labels (n,), or what the task takes, (n, ...).
-
-    Values are kept, as float32, whole numbers of targets as int64."""
+    """The user's own samples (n, ...), such as images (n, C, H, W), and targets: integer labels (n,), or what the task
+    takes, (n, ...). Values are kept, as float32, tokens (n, T) and whole numbers of targets as int64."""
     train_x, train_y = _checked("train", train_x, train_y)
     test_x, test_y = _checked("test", test_x, test_y)
     if train_x.shape[1:] != test_x.shape[1:]:
         ours, theirs = tuple(test_x.shape[1:]), tuple(train_x.shape[1:])
-        raise SplitcastError(f"test_x: images are {ours}; allowed is {theirs} as in train_x")
+        raise SplitcastError(f"test_x: samples are {ours}; allowed is {theirs} as in train_x")
     if train_y.shape[1:] != test_y.shape[1:] or train_y.dtype != test_y.dtype:
         test, train = (f"{y.dtype} of {tuple(y.shape[1:])}" for y in (test_y, train_y))
         raise SplitcastError(f"test_y: targets are {test}; allowed is {train} as in train_y")
@@ -153,19 +168,25 @@ def _pair(split: str, given: Any) -> tuple[Tensor, Tensor]:
 
 
 def from_datasets(train: TorchDataset[Any], test: TorchDataset[Any], name: str = "custom") -> Dataset:
-    """The user's own map-style datasets, whose items are (image tensor (C, H, W), integer label)."""
+    """The user's own map-style datasets, whose items are (sample, target), such as (image (C, H, W), integer)."""
     return from_tensors(*_stacked("train", train), *_stacked("test", test), name=name)
 
 
 def _checked(split: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x, y = _plain(f"{split}_x", x), _plain(f"{split}_y", y)
-    if x.ndim != 4 or x.numel() == 0:
+    if x.ndim < 2 or x.numel() == 0:
         raise SplitcastError(
-            f"{split}_x: shape is {tuple(x.shape)}; allowed is (n, channels, height, width), none of them 0"
+            f"{split}_x: shape is {tuple(x.shape)}; allowed is (n, ...), such as (n, channels, height, width), "
+            "none of them 0"
         )
     if y.shape[:1] != x.shape[:1] or y.numel() == 0:
-        raise SplitcastError(f"{split}_y: shape is {tuple(y.shape)}; allowed is ({len(x)}, ...), one per image")
-    return _finite(f"{split}_x", x.to(torch.float32)), _targets(f"{split}_y", y)
+        raise SplitcastError(f"{split}_y: shape is {tuple(y.shape)}; allowed is ({len(x)}, ...), one per sample")
+    return _finite(f"{split}_x", x.to(sample_dtype(x))), _targets(f"{split}_y", y)
+
+
+def sample_dtype(x: Tensor) -> torch.dtype:
+    """What samples (n, ...) are kept as: rows of whole numbers (n, T) are tokens and stay whole, others are float32."""
+    return torch.int64 if x.ndim == 2 and x.dtype in (torch.int32, torch.int64) else torch.float32
 
 
 def _targets(field: str, y: Tensor) -> Tensor:
@@ -183,7 +204,9 @@ def _targets(field: str, y: Tensor) -> Tensor:
 
 
 def _finite(field: str, values: Tensor) -> Tensor:
-    if not all(bound.isfinite() for bound in torch.aminmax(values)):  # no mask as large as the data
+    if values.is_floating_point() and not all(
+        bound.isfinite() for bound in torch.aminmax(values)
+    ):  # no mask as large as the data
         raise SplitcastError(f"{field}: holds NaN or infinite values; allowed are finite ones")
     return values
 
@@ -203,29 +226,36 @@ def _plain(field: str, values: Any) -> Tensor:
     return made
 
 
+def _real(values: Tensor) -> bool:
+    return values.is_floating_point() or values.dtype == torch.bool
+
+
 def _stacked(split: str, dataset: TorchDataset[Any]) -> tuple[Tensor, Tensor]:
     if not isinstance(dataset, Sized) or len(dataset) == 0:
         raise SplitcastError(f"{split}: {type(dataset).__name__} has no items; allowed is a dataset with a length")
     count = len(dataset)
-    x, y = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    x, y = torch.empty(0), torch.empty(0)
     for i in range(count):
         try:
-            image, label = dataset[i]
-            image, number = torch.as_tensor(image), torch.as_tensor(label)
+            sample, target = dataset[i]
+            sample, target = torch.as_tensor(sample), torch.as_tensor(target)
         except Exception as error:  # of whatever kind the dataset, which is not ours, raises
             said = " ".join(str(error).split()) or type(error).__name__
-            raise SplitcastError(f"{split}[{i}]: allowed is (image tensor, integer label); {said}") from error
+            raise SplitcastError(f"{split}[{i}]: allowed is (sample tensor, target); {said}") from error
+        sample, target = _plain(f"{split}[{i}]", sample), _plain(f"{split}[{i}]", target)
         if i == 0:
             try:
-                x, y = torch.empty((count, *image.shape)), torch.empty(count, dtype=torch.int64)
+                x = torch.empty((count, *sample.shape), dtype=sample_dtype(sample[None]))
+                y = torch.empty((count, *target.shape), dtype=torch.float32 if _real(target) else torch.int64)
             except RuntimeError:
                 raise SplitcastError(
-                    f"{split}: {count} images of {tuple(image.shape)}; allowed is what the memory can hold"
+                    f"{split}: {count} samples of {tuple(sample.shape)}; allowed is what the memory can hold"
                 ) from None
-        if image.shape != x.shape[1:] or number.ndim or number.is_floating_point() or number.is_complex():
-            raise SplitcastError(
-                f"{split}[{i}]: image is {tuple(image.shape)}, label is {shown(label)}; "
-                f"allowed are an image of {tuple(x.shape[1:])} and one integer"
+        if any(a.shape != b.shape[1:] or _real(a) > _real(b) for a, b in ((sample, x), (target, y))):
+            ours, theirs = (
+                " and ".join(f"{each.dtype} of {tuple(each.shape)}" for each in pair)
+                for pair in ((sample, target), (x[0], y[0]))
             )
-        x[i], y[i] = _plain(f"{split}[{i}]", image), number
+            raise SplitcastError(f"{split}[{i}]: sample and target are {ours}; allowed are {theirs}, as in {split}[0]")
+        x[i], y[i] = sample, target
     return x, y

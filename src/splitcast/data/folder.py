@@ -51,9 +51,7 @@ def read_folder(path: Path, size: int, labels: Sequence[str], name: str) -> Data
     """
     split = [path / part for part in ("train", "test")]
     parts = split if all(part.is_dir() for part in split) else [path]
-    labels = tuple(labels) or tuple(sorted({name for part in parts for name in _folders(part)}))
-    if len(labels) < 2:
-        raise SplitcastError(f"dataset: {path} has {len(labels)} sub-folder(s); at least 2 are needed, one per class")
+    labels = tuple(labels) or folder_names(*parts)
     listed = [list_images(part, labels) for part in parts]
     if len(set(listed[0][1])) < 2:
         raise SplitcastError(f"dataset: {parts[0]} has images of one class only; at least 2 classes are needed")
@@ -65,6 +63,16 @@ def read_folder(path: Path, size: int, labels: Sequence[str], name: str) -> Data
         for rows in (~test, test)
     )
     return Dataset(train_x, y[~test], test_x, y[test], len(labels), name, labels=labels)
+
+
+def folder_names(*paths: Path) -> tuple[str, ...]:
+    """The classes that these folders have sub-folders for."""
+    found = sorted({name for path in paths for name in _folders(path)})
+    if len(found) < 2:
+        raise SplitcastError(
+            f"dataset: {paths[0]} has {len(found)} sub-folder(s); at least 2 are needed, one per class"
+        )
+    return tuple(found)
 
 
 def list_images(path: Path, labels: Sequence[str]) -> tuple[list[Path], list[int]]:

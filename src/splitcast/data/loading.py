@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
 from splitcast.base.sections import DataConfig
 from splitcast.data.datasets import ARRAYS, Dataset, from_tensors
-from splitcast.data.folder import read_folder
+from splitcast.data.folder import common_format, folder_names, list_images, read_folder, read_images
 from splitcast.data.npz import names_in, read_npz
+from splitcast.data.partition import natural_column
+from splitcast.data.table import SUFFIXES, check_columns, read_table, table_dataset, table_rows, targets
 
 EMBEDDED = Path(__file__).with_name("mnist_mini.npz")
 
@@ -29,11 +31,14 @@ MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 NAMES = tuple(MOMENTS)
+NUMBERS = ("regression", "multi-label")
+"""Tasks whose targets are no classes, even if they are whole numbers."""
 
 
-def load(choice: str | DataConfig, cache: str | Path | None = None) -> Dataset:
+def load(choice: str | DataConfig, cache: str | Path | None = None, task: str = "classification") -> Dataset:
     """Data by name, or as a configuration asks for them: `mnist-mini` (in the package), `mnist`, `fashion-mnist`,
-    `cifar10`; a folder of images, a .npz file, or module:function.
+    `cifar10`; a folder of images, a .npz, .csv or .parquet file, or module:function. The ``task`` tells whether whole
+    numbers are classes.
 
     The full sets are read from the folder `cache` (see `cache_folder`), where `fetch` has put them. A function of the
     user's takes no argument and returns a `Dataset`, or tensors (train_x, train_y, test_x, test_y).
@@ -42,37 +47,83 @@ def load(choice: str | DataConfig, cache: str | Path | None = None) -> Dataset:
     name, kind = asked.dataset, kind_of(asked.dataset)
     if kind != "folder" and asked.image_size:
         raise SplitcastError(f"image_size: {asked.image_size}, but {name} is no folder of images; leave it out")
+    if kind != "table" and asked.target:
+        raise SplitcastError(f"target: {asked.target!r}, but {name} is no table; leave it out")
+    path, by = Path(name).expanduser(), natural_column(asked.partition)
     if kind == "named":
         return stored(name, cache)
     if kind == "folder":
-        return read_folder(Path(name).expanduser(), asked.image_size, asked.labels, name)
+        return read_folder(path, asked.image_size, asked.labels, name)
     if kind == "npz":
-        return read_arrays(Path(name).expanduser(), name)
+        return read_arrays(path, by, task, name)
+    if kind == "table":
+        frame = read_table(path)
+        return table_dataset(frame, None, target=asked.target, by=by, task=task, labels=asked.labels, name=name)
     return called(name)
+
+
+class Rows(NamedTuple):
+    """Samples and targets without a division into training and test."""
+
+    x: Tensor
+    y: Tensor
+
+
+def load_rows(asked: DataConfig, task: str) -> Rows:
+    """All rows of a folder or file that holds a part of what is learned from, as on a site: values are kept, and
+    classes have the numbers that ``labels`` gives them, since none of it may depend on which rows happen to be here."""
+    path, kind = Path(asked.dataset).expanduser(), kind_of(asked.dataset)
+    if kind == "folder":
+        if not asked.labels:
+            raise SplitcastError(f"labels: not given, but {path} has sub-folders for classes; give all names, in order")
+        files, classes = list_images(path, asked.labels)
+        return Rows(read_images(files, common_format(files, asked.image_size)), torch.tensor(classes))
+    if kind == "table":
+        by = natural_column(asked.partition)
+        return Rows(*table_rows(read_table(path), asked.target, by, task, asked.labels))
+    x, y = (torch.from_numpy(array) for array in read_npz(path, ("x", "y")).values())
+    made = from_tensors(x, y, x, y)
+    return Rows(made.train_x, made.train_y)
+
+
+def class_names(asked: DataConfig, task: str) -> tuple[str, ...]:
+    """The names of the classes: given, or those found in a folder or a table; none where classes are numbers."""
+    if asked.labels or kind_of(asked.dataset) not in ("folder", "table"):
+        return asked.labels
+    path = Path(asked.dataset).expanduser()
+    if kind_of(asked.dataset) == "folder":
+        return folder_names(path)
+    frame = read_table(path)
+    check_columns(frame, asked.target, "")
+    return targets(frame[asked.target], task, ())[1]
 
 
 def kind_of(source: str) -> str:
     """What a source of data is.
 
-    >>> [kind_of(source) for source in ("mnist", "data/photos", "a.npz", "my_data:load")]
-    ['named', 'folder', 'npz', 'function']
+    >>> [kind_of(source) for source in ("mnist", "data/photos", "a.npz", "b.csv", "my_data:load")]
+    ['named', 'folder', 'npz', 'table', 'function']
     """
     if source in MOMENTS:
         return "named"
-    if Path(source).suffix == ".npz":
+    if Path(source).suffix in SUFFIXES:
+        return "table"
+    if Path(source).suffix == ".npz" or Path(source).is_file():
         return "npz"
-    if ":" not in source and (os.sep in source or Path(source).is_dir()):
+    if os.sep in source or (":" not in source and Path(source).is_dir()):
         return "folder"
     return "function"
 
 
-def read_arrays(path: Path, name: str) -> Dataset:
-    """A .npz file with the `ARRAYS`, or with x and y, of which a fifth is held out for testing."""
-    if not {"x", "y"} <= set(names_in(path)):
-        train_x, train_y, test_x, test_y = (torch.from_numpy(array) for array in read_npz(path, ARRAYS).values())
-        return from_tensors(train_x, train_y, test_x, test_y, name)
-    x, y = (torch.from_numpy(array) for array in read_npz(path, ("x", "y")).values())
-    return Dataset.of((x, y), name=name)
+def read_arrays(path: Path, by: str, task: str, name: str) -> Dataset:
+    """A .npz file with the `ARRAYS`, or with x and y, of which a fifth is held out for testing; ``by`` names an array
+    that tells the client of every training row."""
+    keys = ("x", "y") if {"x", "y"} <= set(names_in(path)) else ARRAYS
+    found = read_npz(path, [*keys, *([by] if by else [])])
+    if task in NUMBERS:
+        found |= {key: found[key].astype(np.float32) for key in keys if key.endswith("y")}
+    x, y, *test = (torch.from_numpy(found[key]) for key in keys)
+    return Dataset.of((x, y), test or None, by={by: found[by]} if by else {}, name=name)
 
 
 def called(name: str) -> Dataset:
@@ -105,7 +156,12 @@ def stored(name: str, cache: str | Path | None = None) -> Dataset:
 
 
 Loader = Callable[[], Dataset | tuple[Tensor, Tensor, Tensor, Tensor]]
-DATASETS = Registry[Loader]("dataset", takes=0, entries={name: partial(stored, name) for name in NAMES})
+DATASETS = Registry[Loader](
+    "dataset",
+    takes=0,
+    entries={name: partial(stored, name) for name in NAMES},
+    forms=("a folder", "a .npz, .csv or .parquet file"),
+)
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:

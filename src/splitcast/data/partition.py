@@ -13,6 +13,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 KINDS = ("iid", "dirichlet", "shards")
+BY = "by:"
 SIZES = ("equal", "unequal")
 FIT_SWEEPS = 50
 MOST_CELLS = 10**8
@@ -75,8 +76,28 @@ def partition(
     return _gather(order, owner, clients)
 
 
+def natural_column(kind: str) -> str:
+    """COLUMN of by:COLUMN; empty for other kinds.
+
+    >>> natural_column("by:hospital"), natural_column("iid")
+    ('hospital', '')
+    """
+    if kind == BY:
+        raise SplitcastError("partition: by: without a column; give its name, as in by:hospital")
+    return kind.removeprefix(BY) if kind.startswith(BY) else ""
+
+
+def natural(clients: Ints) -> list[Ints]:
+    """Row numbers of each client, where ``clients`` (n,) tells for every row to whom it belongs, from 0 on.
+
+    >>> [rows.tolist() for rows in natural(np.array([1, 0, 1]))]
+    [[1], [0, 2]]
+    """
+    return _gather(np.arange(len(clients)), clients, int(clients.max()) + 1)
+
+
 def _check(n: int, classes: int, clients: int, kind: str, alpha: float, classes_per_client: int, sizes: str) -> None:
-    one_of("partition", kind, KINDS)
+    one_of("partition", kind, (*KINDS, f"{BY}COLUMN"))
     one_of("sizes", sizes, SIZES)
     if not 1 <= clients <= n:
         raise SplitcastError(f"clients = {clients}: allowed are 1 to {n}, the number of samples")

@@ -14,7 +14,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-from splitcast.base.config import Config, from_toml
+from splitcast.base.config import Config, from_toml, with_values
 from splitcast.base.errors import SplitcastError, limit_imports
 from splitcast.base.files import write_atomically
 from splitcast.data import Dataset
@@ -106,7 +106,7 @@ class Trainer:
         transport = FlareTransport(proxies, limits.pop("call_timeout_s"))
         absent = sorted(set(range(len(self.sites))) - set(proxies))
         return Federation(
-            config,
+            with_values(config, labels=dataset.labels),  # sites number their classes alike
             model,
             dataset.classes,
             self.sites,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splitcast.base.errors import SplitcastError, shown
+from splitcast.data.loading import kind_of
 
 FILE = Path("local/splitcast.toml")
 
@@ -29,8 +30,12 @@ class Local:
 
 
 def is_function(source: str) -> bool:
-    """Whether a source of data is a module:function, neither a path nor part:N."""
-    return ":" in source and Path(source).suffix != ".npz" and part_number(source) is None
+    """Whether a source of data is a module:function, neither a path nor part:N.
+
+    >>> [source for source in ("my_data:load", "/data/a:b", "a:b.csv", "part:3") if is_function(source)]
+    ['my_data:load']
+    """
+    return ":" in source and kind_of(source) == "function" and part_number(source) is None
 
 
 def part_number(source: str) -> int | None:

@@ -6,14 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splitcast import data
-from splitcast.base.config import Config
+from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError, imported
 from splitcast.data import Dataset, from_datasets, from_tensors
 from splitcast.data.datasets import classes_of
-from splitcast.data.npz import read_npz
+from splitcast.data.loading import class_names, kind_of, load_rows
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
-from splitcast.run.loop import make_parts
+from splitcast.run.loop import load_data, make_parts, with_clients
 
 Rows = tuple[Tensor, Tensor]
 
@@ -23,36 +22,43 @@ def site_rows(kit: Path, config: Config) -> Rows:
     file, source = kit / FILE, read_local(kit).source
     number = part_number(source)
     if number is not None:
-        found = data.load(config.data)
-        parts = make_parts(config, found)
+        found = load_data(config)
+        parts = make_parts(with_clients(config, found), found)
         if number >= len(parts):
             raise SplitcastError(f"data: {source!r} is none of the {len(parts)} parts; correct {file}")
         rows = torch.from_numpy(parts[number])
         return found.train_x[rows], found.train_y[rows]
-    return read_rows(source, f"in {file}")
+    if kind_of(source) == kind_of(config.data.dataset) == "table":
+        raise SplitcastError(
+            f"data: the server tests with {config.data.dataset}, whose numbers are standardised, those of {source} are "
+            "not; give the server test rows of its own"
+        )
+    return read_rows(source, f"in {file}", config)
 
 
 def server_dataset(source: str, config: Config) -> Dataset:
     """What the server tests with: its own rows, or those of the data set that the configuration names."""
     if not source:
-        found = data.load(config.data)
-        return replace(found, train_x=found.train_x[:0], train_y=found.train_y[:0])
-    x, y = read_rows(source, f"as test in the server's {FILE}")
-    return Dataset(x[:0], y[:0], x, y, classes_of(y), "own")
+        found = load_data(config)
+        return replace(found, train_x=found.train_x[:0], train_y=found.train_y[:0], groups={})
+    labels: tuple[str, ...] = ()
+    if not is_function(source):
+        labels = class_names(with_values(config, dataset=source).data, config.model.task)
+    x, y = read_rows(source, f"as test in the server's {FILE}", with_values(config, labels=labels))
+    return Dataset(x[:0], y[:0], x, y, max(len(labels), classes_of(y)), "own", labels=labels)
 
 
-def read_rows(source: str, where: str) -> Rows:
-    """Images and labels from a .npz file with arrays x and y, or from module:function."""
+def read_rows(source: str, where: str, config: Config) -> Rows:
+    """Samples and targets from a folder of images, a .npz file with arrays x and y, a table, or module:function."""
     if is_function(source):
         return _imported(source, where)
     path = Path(source).expanduser()
-    if not path.is_file():
+    if not path.exists():
         raise SplitcastError(f"data: {path} does not exist; put the data there, or correct the path {where}")
     try:
-        stored = read_npz(path, ("x", "y"))
+        return load_rows(with_values(config, dataset=source).data, config.model.task)
     except SplitcastError as error:
-        raise SplitcastError(f"data: {path} must be a .npz file with arrays x and y: {error}") from None
-    return _rows(torch.from_numpy(stored["x"]), torch.from_numpy(stored["y"]))
+        raise SplitcastError(f"data: cannot read {path} {where}: {error}") from None
 
 
 def _imported(source: str, where: str) -> Rows:

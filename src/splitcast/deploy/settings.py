@@ -5,7 +5,7 @@ host = "fl.example.org"       # the name by which sites reach the server; localh
 port = 8002
 
 [sites.hospital-a]
-data = "/data/a.npz"          # read on that site: arrays x and y, or module:function, or part:N
+data = "/data/a.npz"          # read on that site: a folder, a .npz, .csv or .parquet file, module:function, or part:N
 imports = ["our_models"]      # what a configuration from the server may import there; nothing by default
 
 [limits]
@@ -42,8 +42,8 @@ class ServerConfig:
     port: Annotated[int, Field(ge=1, le=65535)] = 8002
     """The one port that must be open."""
     test: str = ""
-    """Test data on the server: a .npz file with arrays x and y, or module:function. Default: those of the run's data
-    set."""
+    """Test data on the server: a folder, .npz, .csv or .parquet file as sites have them, or module:function. Default:
+    those of the run's data set."""
     imports: Names = ()
     """Modules, or module:function, that a run's configuration may name on the server."""
 
@@ -53,8 +53,9 @@ class SiteConfig:
     """A site."""
 
     data: str
-    """Its training data, read there and never sent: a .npz file with arrays x and y, module:function giving (x, y) or a
-    torch Dataset, or part:N for part N of the run's data set, counted from 0."""
+    """Its training data, read there and never sent: a folder of images with a sub-folder per class, a .npz file with
+    arrays x and y, a table of numbers (.csv, .parquet), module:function giving (x, y) or a torch Dataset, or part:N for
+    part N of the run's data set, counted from 0."""
     imports: Names = ()
     """Modules, or module:function, that a configuration from the server may name there."""
     max_rows: Count = ROWS

@@ -7,6 +7,7 @@ each client while there are several local steps, or the optimiser is not linear.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,15 +17,16 @@ from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream, torch_seed
+from splitcast.data.augment import Augment, augmented, find_augment
 from splitcast.data.batches import draw_batches, participants
 from splitcast.engine.engine import RoundReport, evaluate
 from splitcast.engine.links import CountingLink, SimulatedLink
 from splitcast.engine.party import Group, Kit, LocalParty
 from splitcast.engine.state import State
-from splitcast.engine.values import Rows
+from splitcast.engine.values import PerClient, Rows
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.program import Batch, Scheme
+from splitcast.schemes.program import Batch, Scheme, Values
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.differences import Differences
 from splitcast.training.factored import formed_values
@@ -68,6 +70,7 @@ class Simulator:
         self._rows = np.concatenate(parts)
         self._first = np.cumsum(self.sizes) - self.sizes
         self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.runtime.device, self.runtime.dtype)
+        self.augment = find_augment(config.data.augment)
         self._scheme = make_scheme(config)
         self.identical = config.split.client_update == "identical"
         placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
@@ -201,10 +204,16 @@ class SimulatedClients(LocalParty):
         sim, clients = self.cohort.sim, np.array(self.group.ids)
         for self.group.step in range(sim.train.local_steps):
             rows = self.cohort.rows(self.group.step, clients)
-            yield Batch(Rows(sim.x, rows, self.group.spans), Rows(sim.y, rows, self.group.spans))
+            x: Values = Rows(sim.x, rows, self.group.spans)
+            if sim.augment:
+                x = PerClient(x, partial(self._augmented, sim.augment, self.group.step))
+            yield Batch(x, Rows(sim.y, rows, self.group.spans))
             if self.alone:  # else other groups have yet to contribute
                 self.step()
                 self.server.step()
+
+    def _augmented(self, augment: Augment, step: int, x: Tensor, who: slice) -> Tensor:
+        return augmented(augment, x, self.cohort.sim.train.seed, self.group.round, step, self.group.ids[who])
 
     def receive(self, link: CountingLink) -> None:
         link.models("down", self.weights.travelling(), self.group.ids)

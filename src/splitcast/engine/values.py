@@ -29,6 +29,17 @@ class Mapped(Values):
         return self.change(self.source.chunk(k))
 
 
+class PerClient(Values):
+    """Values changed, client by client: ``change`` takes a chunk and who of the group is in it."""
+
+    def __init__(self, source: Values, change: Callable[[Tensor, slice], Tensor]) -> None:
+        super().__init__(source.spans, source.shape)
+        self.source, self.change = source, change
+
+    def chunk(self, k: int) -> Tensor:
+        return self.change(self.source.chunk(k), self.spans[k])
+
+
 class Known(Values):
     """A tensor."""
 

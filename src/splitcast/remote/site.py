@@ -18,6 +18,7 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config, from_toml
 from splitcast.base.seeds import stream, torch_seed
+from splitcast.data.augment import augmented, find_augment
 from splitcast.data.batches import draw_batch
 from splitcast.engine.dry import DryParty, shape_only
 from splitcast.engine.party import Group, Kit, LocalParty
@@ -126,6 +127,7 @@ class Site:
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
         model = make_model(made, shape, classes)
+        augment = find_augment(made.data.augment)
         scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")
@@ -137,7 +139,7 @@ class Site:
         self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
         self.weights, self.holds, self.differences = like.only(lambda name: False), False, Differences()
         self._adopted = 0
-        self.config, self.joined = made, True
+        self.config, self.augment, self.joined = made, augment, True
         return {"rows": len(self.y)}
 
     @published
@@ -297,7 +299,11 @@ class SiteClients(LocalParty):
         for self.group.step in range(train.local_steps):
             rng = stream(train.seed, "batch", self.group.round, self.group.step)
             rows = torch.from_numpy(draw_batch(len(self.site.y), train.batch, rng, self.site.client))
-            yield Batch(Known(self.site.x[rows][None]), Known(self.site.y[rows][None]))
+            x = self.site.x[rows][None]
+            if self.site.augment:
+                place = (self.group.round, self.group.step, [self.site.client])
+                x = augmented(self.site.augment, x, train.seed, *place)
+            yield Batch(Known(x), Known(self.site.y[rows][None]))
             self.step()
 
     def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False) -> Pass:

@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from splitcast import data
-from splitcast.base.config import Config, to_toml, with_values
+from splitcast.base.config import Config, DataConfig, to_toml, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.scenario import RoundClock, Scenario
@@ -104,7 +104,9 @@ def _train(
     engine: Engine | None,
 ) -> Result:
     config = resolved(config)
-    dataset = dataset or data.load(config.data)
+    dataset = dataset or load_data(config)
+    if engine is None:
+        config = with_clients(config, dataset)
     if model is not None:
         model = as_split(model, dataset)
         config = with_values(config, arch=model.arch)
@@ -237,9 +239,31 @@ def fitted(dataset: Dataset, task: Task, model: SplitModel) -> Dataset:
     return replace(dataset, train_y=train_y, test_y=test_y)
 
 
+def load_data(config: Config) -> Dataset:
+    """The data a configuration names."""
+    return data.load(config.data, task=config.model.task)
+
+
+def with_clients(config: Config, dataset: Dataset) -> Config:
+    """The configuration with as many clients as the column has that tells them; any other number but the default is
+    refused."""
+    column = data.natural_column(config.data.partition)
+    if not column:
+        return config
+    if column not in dataset.groups:
+        known = ", ".join(dataset.groups) or "none"
+        raise SplitcastError(f"partition: {dataset.name} has no column {column!r} of clients; it has {known}")
+    count, asked = int(dataset.groups[column].max()) + 1, config.data.clients
+    if asked not in (count, DataConfig().clients):
+        raise SplitcastError(f"clients: {asked}, but column {column!r} has {count}; leave the number out")
+    return with_values(config, clients=count)
+
+
 def make_parts(config: Config, dataset: Dataset) -> list[np.ndarray]:
     """The rows of the training set that each client owns."""
     spread = config.data
+    if column := data.natural_column(spread.partition):
+        return data.natural(dataset.groups[column].numpy())
     return data.partition(
         dataset.train_y.numpy(),
         spread.clients,

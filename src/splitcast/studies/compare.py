@@ -4,11 +4,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitcast import data
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.run.headline import headline
-from splitcast.run.loop import OnRound, ended, make_clock, make_selector, make_simulator, resolved, train
+from splitcast.run.loop import (
+    OnRound,
+    ended,
+    load_data,
+    make_clock,
+    make_selector,
+    make_simulator,
+    resolved,
+    train,
+    with_clients,
+)
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.compare_figure import plot_comparison
 from splitcast.studies.target import all_reach, spent, to_reach
@@ -42,7 +51,8 @@ def compare(
         raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
     if RunFolder(out).config_file.is_file():
         raise SplitcastError(f"out: {out} is a run itself; choose another folder")
-    dataset, judged = data.load(config.data), headline(config)
+    dataset, judged = load_data(config), headline(config)
+    config = with_clients(config, dataset)
     configs = {name: resolved(with_values(config, scheme=name)) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
         simulator = make_simulator(each, dataset)

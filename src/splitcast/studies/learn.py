@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast import data
 from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
@@ -16,7 +15,7 @@ from splitcast.cutting.costs import HELD_OUT, CutCosts
 from splitcast.cutting.ddqn import Agent, OnEpisodes, learn
 from splitcast.cutting.env import VectorCutEnv
 from splitcast.cutting.policies import CutSelector, make_policy, rollout
-from splitcast.run.loop import make_simulator, measure_gamma
+from splitcast.run.loop import load_data, make_simulator, measure_gamma, with_clients
 from splitcast.studies.plan import scenario_of
 
 
@@ -93,7 +92,8 @@ def learn_policy(config: Config, settings: LearnConfig, on_episodes: OnEpisodes 
 def make_cut_costs(config: Config) -> CutCosts:
     """The world of a configuration, with Gamma measured if it says so."""
     if config.policy.gamma_draws:
-        dataset = data.load(config.data)
+        dataset = load_data(config)
+        config = with_clients(config, dataset)
         fixed = with_values(config, policy="fixed")
         config = with_values(config, gamma=measure_gamma(config, make_simulator(fixed, dataset), dataset))
     return CutCosts(scenario_of(config), charge_moves=config.policy.charge_migration)

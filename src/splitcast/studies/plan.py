@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splitcast.base.config import Config, DataConfig
+from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
@@ -21,9 +21,10 @@ from splitcast.cost.privacy import client_fraction, legal, privacy
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
-from splitcast.data import NAMES, load
+from splitcast.data import NAMES
 from splitcast.model import make_model
 from splitcast.model.split import SplitModel
+from splitcast.run.loop import load_data, with_clients
 from splitcast.training.task import make_task
 
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
@@ -130,19 +131,16 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
 
 
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
-    """The scenario a configuration describes, without its data."""
-    shape, known_classes = shape_of(config.data)
+    """The scenario a configuration describes; data of your own are loaded for the shape of a sample."""
+    if config.data.dataset in SHAPES:
+        shape, known_classes = SHAPES[config.data.dataset]
+    else:
+        found = load_data(config)
+        config = with_clients(config, found)
+        shape, known_classes = tuple(found.test_x.shape[1:]), found.classes
     classes = known_classes if classes is None else classes
     model = model or make_model(config, shape, classes)
     return Scenario.of(config, model, make_task(config.model.task, classes))
-
-
-def shape_of(dataset: DataConfig) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample and number of classes; data of your own are loaded for it."""
-    if dataset.dataset in SHAPES:
-        return SHAPES[dataset.dataset]
-    found = load(dataset)
-    return tuple(found.test_x.shape[1:]), found.classes
 
 
 def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
