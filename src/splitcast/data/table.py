@@ -147,7 +147,7 @@ def table_rows(frame: "DataFrame", target: str, by: str, task: str, labels: Sequ
     as_they_are = Encoding(dict.fromkeys(made.columns, (0.0, 1.0)), {}, made.columns)
     column = frame[target]
     if task != "regression" and not labels and column.dtype.kind in "iu":
-        return as_they_are(frame), torch.from_numpy(column.to_numpy(dtype=np.int64))
+        return as_they_are(frame), torch.from_numpy(column.to_numpy(dtype=np.int64, copy=True))
     y, _ = targets(column, task, labels)
     if not labels and not y.is_floating_point():
         raise SplitcastError(
@@ -235,7 +235,7 @@ def targets(column: "Series[Any]", task: str, labels: Sequence[str]) -> tuple[Te
                 f"target: column {shown(name)} holds {odd:g}, which is no class; choose --task regression, or a column "
                 "of texts or whole numbers"
             )
-        return torch.from_numpy(column.to_numpy(dtype=np.float32)), ()
+        return torch.from_numpy(column.to_numpy(dtype=np.float32, copy=True)), ()
     try:
         found, y = np.unique(column.to_numpy(dtype=np.int64 if whole else object), return_inverse=True)
     except TypeError:
