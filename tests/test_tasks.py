@@ -403,10 +403,10 @@ def test_commands_follow_the_task(capsys, tmp_path):
     perplexity = RunFolder(tmp_path / "run").summary()["test"]["perplexity"]
     assert told.out.startswith(f"sfl-ga: perplexity {perplexity:.4g}, loss ") and "accuracy" in told.out
     assert f"perplexity {perplexity:.4g}" in told.err
-    main(["compare", "sfl", "psl", *OWN, *FEW, "--target", "4.9", "--quiet", "--out", str(tmp_path / "two")])
+    main(["compare", "sfl", "psl", *OWN, *FEW, "--to", "4.9", "--quiet", "--out", str(tmp_path / "two")])
     table = capsys.readouterr().out
     assert "perplexity" in table and "to 4.9" in table
-    main(["compare", "sfl", "psl", *OWN, *FEW, "--target", "4.9", "--json", "--out", str(tmp_path / "two")])
+    main(["compare", "sfl", "psl", *OWN, *FEW, "--to", "4.9", "--json", "--out", str(tmp_path / "two")])
     found = json.loads(capsys.readouterr().out)
     for row in found["rows"]:
         records = RunFolder(tmp_path / "two" / row["name"]).rounds()

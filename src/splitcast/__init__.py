@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from splitcast.base.config import Config, with_values
     from splitcast.base.errors import SplitcastError
-    from splitcast.data import from_datasets, from_tensors
+    from splitcast.data import Dataset, from_datasets, from_tensors
     from splitcast.model.split import SplitModel
     from splitcast.run.loop import Result, train
     from splitcast.studies.results import results
 
 _HOMES = {
     "Config": "base.config",
+    "Dataset": "data",
     "Result": "run.loop",
     "SplitModel": "model.split",
     "SplitcastError": "base.errors",
@@ -25,6 +26,7 @@ _HOMES = {
 
 __all__ = [
     "Config",
+    "Dataset",
     "Result",
     "SplitModel",
     "SplitcastError",
