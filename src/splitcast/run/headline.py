@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitcast.base.config import Config
-from splitcast.base.errors import SplitcastError
 from splitcast.run.lines import RoundRecord
 from splitcast.training.measure import Measure, measure
 from splitcast.training.task import headline_of, make_task
@@ -15,7 +14,7 @@ def headline(config: Config, records: Sequence[RoundRecord] = (), summary: Mappi
     or else the first that was measured."""
     try:
         return headline_of(make_task(config.model.task, classes=2))
-    except SplitcastError:
+    except Exception:  # a task of somebody's may raise anything, and a folder is to be shown all the same
         measured = (name for r in records for name in r.tests() if name != "loss")
         return _told(summary or {}) or measure(next(measured, "loss"))
 
