@@ -334,6 +334,7 @@ def test_bad_tables_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch
     assert "'name' has 160 different texts, at most 100" in said(many, *ill)
     assert "features of" in said("ill\n0\n1\n0\n1\n", *ill)
     assert "must be a .csv file, whole" in said("", *ill)
+    assert "the table has no rows" in said("a,ill\n", *ill)
     assert "must be a .parquet file, whole" in said(TABLE, *ill, name="people.parquet")
     assert "is no table; leave it out" in refused(capsys, tmp_path, "train", *ill, *QUICK)
     monkeypatch.setitem(sys.modules, "pandas", None)

@@ -13,11 +13,24 @@ from fuzz.core import run_case, run_cases
 from fuzz.files import Arrays, Policies, Traces
 from fuzz.folders import Folders
 from fuzz.settings import Configurations, Deployments
+from fuzz.sources import Photos, Tables
 from fuzz.wire import Servers, Sites
 
 SUBJECTS = {
     each.name: each
-    for each in (Configurations, Commands, Folders, Servers, Sites, Traces, Policies, Arrays, Deployments)
+    for each in (
+        Configurations,
+        Commands,
+        Folders,
+        Servers,
+        Sites,
+        Traces,
+        Policies,
+        Arrays,
+        Tables,
+        Photos,
+        Deployments,
+    )
 }
 
 

@@ -168,6 +168,8 @@ def check_columns(frame: "DataFrame", target: str, by: str) -> None:
     for field, name in (("target", target), ("partition", by)):
         if name and name not in names:
             raise SplitcastError(f"{field}: there is no column {shown(name)}; the columns are {listed}")
+    if not len(frame):
+        raise SplitcastError("dataset: the table has no rows")
     if len(frame) * len(names) > MOST_CELLS:
         raise SplitcastError(f"dataset: {len(frame)} rows of {len(names)} columns, more than {MOST_CELLS} cells")
     for name in names:
