@@ -1,6 +1,8 @@
 """Any module: where it can be cut, that its blocks are the module, and that it is trained as plain PyTorch does."""
 
 import copy
+import importlib.util
+import json
 import math
 
 import pytest
@@ -8,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from splitcast.base.config import Config, with_values
-from splitcast.base.errors import SplitcastError
+from splitcast.base.config import Config, ModelConfig, with_values
+from splitcast.base.errors import SplitcastError, imports_allowed
 from splitcast.base.seeds import stream
 from splitcast.data.batches import draw_batches
 from splitcast.engine.simulator import Simulator
-from splitcast.model import build
+from splitcast.model import build, split
 from splitcast.model.split import SplitModel
 from splitcast.run.loop import train
 from splitcast.studies.plan import plan
@@ -318,3 +320,174 @@ def test_a_run_says_which_model_it_trained(tmp_path):
     longer = train(digits(rounds=3), tmp_path / "run", resume=True, model=made(Digits))
     assert len(longer.rounds) == 3
     assert build("cnn-small", (1, 28, 28), 10, seed=0).arch == "cnn-small"
+
+
+# BatchNorm, adapters, models of others
+
+
+def adapted(module, batch_norm="local", rank=0, modules=(), alpha=0.0):
+    options = with_values(
+        Config(), **{"batch_norm": batch_norm, "lora.rank": rank, "lora.modules": modules, "lora.alpha": alpha}
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return split(module, samples(), options.model, options.lora)
+
+
+def lora_by_hand():
+    """The network with adapters on its head and the first of two linear layers, written out."""
+
+    class ByHand(nn.Module):
+        def __init__(self, net, model):
+            super().__init__()
+            self.net = net
+            weights = model.initial()
+            self.names = {k.replace(".", "_"): k for k in weights}
+            for new, name in self.names.items():
+                self.register_parameter(new, nn.Parameter(weights[name]))
+
+        def low_rank(self, x, layer):
+            a, b = (next(getattr(self, k) for k in self.names if f"{layer}_lora_{ab}" in k) for ab in "AB")
+            return getattr(self.net, layer)(x) + 2.0 * (x @ a.T) @ b.T
+
+        def forward(self, x):
+            h = self.low_rank(x.flatten(1), "first").tanh()
+            return self.low_rank(self.net.last(self.net.middle(h).tanh()).tanh(), "head")
+
+    return ByHand
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("scheme", ["sfl", "fl", "sfl-ga"])
+def test_adapters_are_what_one_writes_by_hand(scheme, tau):
+    net = made(Tied)
+    model = adapted(net, rank=3, modules=("first", "head"), alpha=6.0)
+    names = ["0.first.lora_A", "0.first.lora_B", "3.head.lora_A", "3.head.lora_B"]
+    assert list(model.initial()) == names and model.initial()["0.first.lora_A"].shape == (3, 36)
+    assert not model.initial()["3.head.lora_B"].any() and model.initial()["3.head.lora_A"].any()
+    hand = lora_by_hand()(copy.deepcopy(net).requires_grad_(False), model)
+    sim = sim_of(model, scheme, 1, tau, [40])
+    ledger = [sim.round(t).ledger for t in (1, 2, 3)][-1]
+    theirs = plain(hand, tau, 3, OPTIMISERS["sgd"])
+    ours = sim.state.averaged(sim.weights)
+    assert max(float((ours[k] - theirs[k.replace(".", "_")]).abs().max()) for k in names) < 1e-8
+    assert ours["3.head.lora_B"].any()
+    if scheme == "sfl":
+        assert ledger.by_kind()["up.model"] == 4 * 2 * 3 * 36, "only adapters travel"
+
+
+@pytest.mark.parametrize(("modules", "why"), [((), "none given"), (("q_proj",), "no linear layer is called 'q_proj'")])
+def test_adapters_of_nothing_are_refused(modules, why):
+    with pytest.raises(SplitcastError, match=f"lora.modules: {why}.*first, middle, last, head"):
+        adapted(made(Tied), rank=2, modules=modules)
+
+
+def reference(module, mode):
+    """What a mode of BatchNorm means, in plain PyTorch."""
+    module = copy.deepcopy(module)
+    if mode == "frozen":
+        for part in module.modules():
+            if isinstance(part, nn.BatchNorm2d):
+                part.eval()
+    if mode == "group":
+        for part in (module, *module.layers):
+            part.norm = nn.GroupNorm(1, 3)  # gcd(32, 3)
+    return module
+
+
+@pytest.mark.parametrize("mode", ["local", "frozen", "group"])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_modes_of_batch_norm_are_plain_pytorch(mode, tau):
+    module = made(ResNet)
+    module.layers[0].norm.running_mean += 0.3
+    model = adapted(module, mode)
+    assert module.training and model.mixes(0, 4) == (mode == "local")
+    theirs = plain(reference(module, mode), tau, 3, OPTIMISERS["adamw"])
+    for scheme in ("sfl", "fl"):
+        sim = sim_of(model, scheme, 2, tau, [40], optimizer="adamw")
+        for t in (1, 2, 3):
+            sent = sim.round(t).ledger.by_kind()
+        assert distance(weights_of(sim), theirs) < 1e-8
+        if scheme == "sfl":
+            state = 3 * sum(v.numel() for k, v in model.initial().items() if k[0] in "01") + 8  # steps of Adam
+            running = 2 * (3 + 3 + 1) if mode == "local" else 0
+            assert sent["up.model"] == 4 * (state + running)
+    many = [sim_of(model, scheme, 2, tau) for scheme in ("sfl", "fl")]
+    for t in (1, 2):
+        for sim in many:
+            sim.round(t)
+    assert distance(weights_of(many[0]), weights_of(many[1])) < 1e-8
+
+
+def test_resnet18_is_cut_at_its_residual_blocks():
+    model = build("resnet18", (3, 32, 32), 10, seed=0)
+    layers = [f"layer{k}.{i}" for k in (1, 2, 3, 4) for i in (0, 1)]
+    assert model.names == ("stem", *layers, "head") and model.size == 11_173_962
+    assert model.smashed_shape(1) == (64, 32, 32) and model.smashed_shape(9) == (512, 4, 4)
+    assert build("resnet18", (1, 28, 28), 10, seed=0).smashed_shape(10) == (10,)
+    with pytest.raises(SplitcastError, match="input_shape: \\(7,\\); resnet18 takes channels"):
+        build("resnet18", (7,), 10, seed=0)
+
+
+VIT = {"model_type": "vit", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+GPT = {"model_type": "gpt2", "vocab_size": 20, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+
+
+def written(tmp_path, **values):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(values))
+    return f"hf:{file}"
+
+
+def test_configurations_of_transformers(tmp_path):
+    arch = written(tmp_path, **VIT, patch_size=7, num_channels=3, auto_map={"AutoConfig": "evil.Config"})
+    model = build(arch, (1, 28, 28), 10, seed=1)
+    assert model.arch == arch and model.names[1] == "vit.layers.0.attention" and model.smashed_shape(1) == (17, 8)
+    same, other = (build(arch, (1, 28, 28), 10, seed=seed).initial() for seed in (1, 2))
+    assert all(torch.equal(same[k], v) for k, v in model.initial().items())
+    assert not torch.equal(next(iter(other.values())), next(iter(same.values())))
+    tokens = written(tmp_path, **GPT)
+    text = build(tokens, (6,), 20, seed=0, options=ModelConfig(task="next-token"))
+    assert text.input_dtype == torch.int64 and text.smashed_shape(text.depth) == (6, 20) and text.tied
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"model_type": "nonsense"}, "makes no ImageClassification model: .*nonsense"),
+        ({"model_type": "gpt2"}, "makes no ImageClassification model"),
+        ({"hidden_size": 3}, "has no model_type"),
+        ({**VIT, "patch_size": "x"}, "makes no ImageClassification model"),
+        ({**VIT, "hidden_size": 2**20, "num_attention_heads": 2}, "at most 2,147,483,648 are allowed"),
+    ],
+)
+def test_configurations_that_make_no_model_are_refused(values, why, tmp_path):
+    with pytest.raises(SplitcastError, match=why) as caught:
+        build(written(tmp_path, **values), (1, 28, 28), 10, seed=0)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_installed_or_not_there_is_said(monkeypatch, tmp_path):
+    with pytest.raises(SplitcastError, match="arch: hf:nowhere.json: nowhere.json is not a file"):
+        build("hf:nowhere.json", (1, 28, 28), 10, seed=0)
+    (tmp_path / "x.json").write_text("[1, 2")
+    with pytest.raises(SplitcastError, match="x.json is not JSON"):
+        build(f"hf:{tmp_path}/x.json", (1, 28, 28), 10, seed=0)
+    with imports_allowed(["my_models"]), pytest.raises(SplitcastError, match="may not be imported here"):
+        build(f"hf:{tmp_path}/x.json", (1, 28, 28), 10, seed=0)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SplitcastError, match="needs transformers, which is not installed; pip install 'splitcast"):
+        build(written(tmp_path, **VIT), (1, 28, 28), 10, seed=0)
+    with pytest.raises(SplitcastError, match="arch: timm: needs timm, which is not installed"):
+        build("timm:resnet18", (3, 32, 32), 10, seed=0)
+
+
+def test_models_of_peft_work_as_they_come():
+    peft = pytest.importorskip("peft")
+    net = peft.get_peft_model(made(Tied), peft.LoraConfig(r=2, target_modules=["middle", "head"]))
+    model = SplitModel.of(net, samples())
+    assert [name.rsplit(".", 3)[1] for name in model.initial()] == ["lora_A", "lora_B"] * 2
+    sim = sim_of(model, "sfl", 1)
+    start = sim.initial().params
+    sim.round(1)
+    assert any(not torch.equal(start[k], v) for k, v in sim.state.server.params.items())

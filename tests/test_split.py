@@ -96,7 +96,7 @@ def test_frozen_parameters_and_buffers_are_told_apart():
 
 
 def test_unknown_architectures_are_refused():
-    with pytest.raises(SplitcastError, match="arch: unknown 'vgg'; choose one of cnn, cnn-small, or module:function"):
+    with pytest.raises(SplitcastError, match="arch: unknown 'vgg'; choose one of cnn, cnn-small, resnet18, hf"):
         build("vgg", (1, 28, 28), 10, seed=0)
     with pytest.raises(SplitcastError, match="arch: cannot import 'nowhere:f'"):
         build("nowhere:f", (1, 28, 28), 10, seed=0)

@@ -13,6 +13,7 @@ from splitcast.base.sections import (
     DataConfig,
     EpslConfig,
     LearnConfig,
+    LoraConfig,
     ModelConfig,
     NetworkConfig,
     PolicyConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "DataConfig",
     "EpslConfig",
     "LearnConfig",
+    "LoraConfig",
     "ModelConfig",
     "NetworkConfig",
     "PolicyConfig",
@@ -61,6 +63,7 @@ class Config:
 
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     split: SplitConfig = field(default_factory=SplitConfig)
     epsl: EpslConfig = field(default_factory=EpslConfig)
     sfl_gb: SflGbConfig = field(default_factory=SflGbConfig)
@@ -72,7 +75,7 @@ class Config:
 
 SECTIONS: dict[str, Any] = {part.name.replace("_", "-"): type(getattr(Config(), part.name)) for part in fields(Config)}
 """Sections by their names in TOML; in Python, sfl-gb is sfl_gb."""
-SCHEME_SECTIONS = ("epsl", "sfl-gb")
+SCHEME_SECTIONS = ("lora", "epsl", "sfl-gb")
 """Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
 
 

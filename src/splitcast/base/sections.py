@@ -49,6 +49,17 @@ Speeds = Annotated[tuple[Speed, ...], Field(max_length=100_000), BeforeValidator
 Decibels = Annotated[tuple[Decibel, ...], Field(max_length=100_000), BeforeValidator(_listed)]
 
 
+def _separated(value: Any) -> Any:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return value
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+Names = Annotated[tuple[Text, ...], Field(max_length=1000), BeforeValidator(_separated)]
+"""Names, also as one text with commas."""
+
+
 def _one_line(error: pydantic.ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(bare(part) for part in first["loc"])
@@ -114,10 +125,25 @@ class ModelConfig:
     """What is trained."""
 
     arch: Text = "cnn"
-    """cnn (the paper's), cnn-small, or module:function building your blocks from (input_shape, classes)."""
+    """cnn (the paper's), cnn-small, resnet18; hf:CONFIG.json (of transformers, fresh weights), timm:NAME; or
+    module:function building your model from (input_shape, classes)."""
+    batch_norm: Text = "local"
+    """BatchNorm: local (each client's own batch), frozen (running statistics used and kept), group (GroupNorm)."""
     task: Text = "classification"
     """What is learned: classification, multi-label, regression, pixel (a class for every pixel), next-token, or
     module:function of yours building a task from the number of classes."""
+
+
+@section
+class LoraConfig:
+    """Low-rank adapters: only they are trained."""
+
+    rank: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Rank of the adapters; 0: none, everything is trained."""
+    modules: Names = ()
+    """Linear layers that get one, by the end of their names, as in q_proj,v_proj."""
+    alpha: NonNegative = 0.0
+    """Adapters are scaled by alpha / rank; 0: by 1."""
 
 
 @section

@@ -174,7 +174,8 @@ class ProfileOptions:
     """What each cut of a model costs."""
 
     arch: str = "cnn"
-    """cnn, cnn-small, or module:function building blocks from (input_shape, classes)."""
+    """cnn, cnn-small, resnet18, hf:CONFIG.json, timm:NAME, or module:function building a model from (input_shape,
+    classes)."""
     input_shape: tuple[int, ...] = (1, 28, 28)
     """Shape of one sample."""
     classes: int = 10

@@ -98,7 +98,7 @@ class Trainer:
 
     def federation(self, config: Config, dataset: Dataset) -> Federation:
         """The job's sites, told what is trained."""
-        model = make_model(config, dataset.test_x.shape[1:], dataset.classes)
+        model = make_model(config, dataset.test_x.shape[1:], dataset.classes, dataset.test_x.dtype)
         if self.message_bytes:
             refuse_large_messages(config, model, dataset.classes, self.message_bytes)
         proxies = {self.sites.index(site.name): site for site in collab.clients if site.name in self.sites}

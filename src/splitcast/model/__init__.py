@@ -1,43 +1,65 @@
 """Models by name."""
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from splitcast.base.config import Config
+from splitcast.base.config import Config, LoraConfig, ModelConfig
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import torch_seed
 from splitcast.data.datasets import LAST_LABEL
 from splitcast.model.cnn import paper_cnn, small_cnn
-from splitcast.model.split import SplitModel
+from splitcast.model.hub import from_timm, from_transformers
+from splitcast.model.lora import add_lora
+from splitcast.model.norm import set_batch_norm
+from splitcast.model.resnet import resnet18
+from splitcast.model.split import Blocks, SplitModel
 
-Builder = Callable[[Sequence[int], int], nn.Module | Sequence[nn.Module] | SplitModel]
+Builder = Callable[[Sequence[int], int], Blocks | SplitModel]
 
 OBJECT = "object:"
 """So begins the recorded name of a model that was given from Python."""
 MOST_VALUES, MOST_CLASSES = 2**26, LAST_LABEL + 1
 """Most values of a sample, and most classes."""
 
-ARCHITECTURES = Registry[Builder]("arch", takes=2, entries={"cnn": paper_cnn, "cnn-small": small_cnn})
+ARCHITECTURES = Registry[Builder](
+    "arch",
+    takes=2,
+    entries={"cnn": paper_cnn, "cnn-small": small_cnn, "resnet18": resnet18},
+    forms=("hf:CONFIG.json", "timm:NAME"),
+)
 
 
-def make_model(config: Config, input_shape: Sequence[int], classes: int) -> SplitModel:
-    """The model a configuration names, with the initial weights of its seed."""
-    return build(config.model.arch, input_shape, classes, torch_seed(config.train.seed, "model"))
+def make_model(
+    config: Config, input_shape: Sequence[int], classes: int, dtype: torch.dtype = torch.float32
+) -> SplitModel:
+    """The model a configuration names, with the initial weights of its seed, for samples of that type."""
+    seed = torch_seed(config.train.seed, "model")
+    return build(config.model.arch, input_shape, classes, seed, config.model, config.lora, dtype)
 
 
-def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> SplitModel:
+def build(
+    arch: str,
+    input_shape: Sequence[int],
+    classes: int,
+    seed: int,
+    options: ModelConfig | None = None,
+    lora: LoraConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> SplitModel:
     """A split model with initial weights drawn from ``seed``, leaving torch's global generator untouched.
 
-    ``arch`` is a known name, or ``module:function`` for a function of (input_shape, classes) that returns a module,
-    blocks, or a split model.
+    ``arch`` is a known name, hf:CONFIG.json, timm:NAME, or ``module:function`` for a function of (input_shape, classes)
+    that returns a module, blocks, or a split model.
 
     >>> build("cnn", (1, 28, 28), 10, seed=0).depth
     5
     """
+    options = options or ModelConfig()
     if not 1 <= len(input_shape) <= 8 or min(input_shape) < 1 or math.prod(input_shape) > MOST_VALUES:
         raise SplitcastError(
             f"input_shape: {shown(tuple(input_shape))}; give sizes of at least 1, as in 1 28 28, and at most "
@@ -49,15 +71,47 @@ def build(arch: str, input_shape: Sequence[int], classes: int, seed: int) -> Spl
         raise SplitcastError(
             f"arch: {shown(arch)} was given as a Python object, which no name builds; give it from Python (model=)"
         )
-    builder = ARCHITECTURES.find(arch)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            made = builder(input_shape, classes)
-            return made if isinstance(made, SplitModel) else SplitModel.of(made, torch.zeros(1, *input_shape), arch)
+            made, example = _made(arch, input_shape, classes, options.task, dtype)
+            return split(made, example, options, lora or LoraConfig(), arch)
         except (RuntimeError, MemoryError) as error:
             if isinstance(error, RuntimeError) and "alloc" not in str(error):
                 raise
             raise SplitcastError(
                 f"input_shape: {tuple(input_shape)} with {classes} classes makes a model beyond the memory"
             ) from None
+
+
+def split(
+    model: Blocks | SplitModel, example: Tensor, options: ModelConfig, lora: LoraConfig, arch: str = ""
+) -> SplitModel:
+    """A model cut for samples like ``example``, its BatchNorm and adapters as the options say; what is given stays."""
+    if options.batch_norm == "local" and not lora.rank:
+        return model if isinstance(model, SplitModel) else SplitModel.of(model, example, arch)
+    if isinstance(model, SplitModel):
+        raise SplitcastError(
+            "model: is split already; batch_norm and lora need the module itself, or are applied before it is split"
+        )
+    whole, names = isinstance(model, nn.Module), list(model) if isinstance(model, Mapping) else []
+    parts = [model] if isinstance(model, nn.Module) else list(model.values() if isinstance(model, Mapping) else model)
+    held = nn.ModuleList(copy.deepcopy(nn.ModuleList(parts)))
+    set_batch_norm(held, options.batch_norm)
+    if lora.rank:
+        add_lora(held, lora.rank, lora.modules, lora.alpha)
+    if whole:
+        return SplitModel.of(held[0], example, arch or f"{OBJECT}{type(model).__name__}")
+    return SplitModel.of(dict(zip(names, held, strict=True)) if names else list(held), example, arch)
+
+
+def _made(
+    arch: str, input_shape: Sequence[int], classes: int, task: str, dtype: torch.dtype
+) -> tuple[Blocks | SplitModel, Tensor]:
+    kind, _, name = arch.partition(":")
+    example = torch.zeros(1, *input_shape, dtype=torch.float32 if dtype.is_floating_point else dtype)
+    if arch not in ARCHITECTURES and kind == "hf":
+        return from_transformers(name, input_shape, classes, task)
+    if arch not in ARCHITECTURES and kind == "timm":
+        return from_timm(name, input_shape, classes), example
+    return ARCHITECTURES.find(arch)(input_shape, classes), example

@@ -92,7 +92,5 @@ def _fit(config: Any, input_shape: Sequence[int], classes: int, images: bool) ->
         if hasattr(config, "image_size"):
             high, wide = input_shape[1:]
             config.image_size = high if high == wide else (high, wide)
-    elif config.pad_token_id is None:
-        config.pad_token_id = 0
     if hasattr(config, "use_cache"):
         config.use_cache = False

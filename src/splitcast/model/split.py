@@ -9,7 +9,7 @@ import copy
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -23,6 +23,8 @@ from splitcast.model.graph import is_still, pieces
 from splitcast.model.tape import answer
 
 Params = dict[str, Tensor]
+Blocks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+"""What a model may be given as: a module, or its parts in their order."""
 
 ROWS_CHECKED = 4
 """Of the batch on which blocks are compared with the whole module."""
@@ -100,9 +102,9 @@ class SplitModel:
         self._stackable: dict[int, bool] = {}
 
     @staticmethod
-    def of(module: nn.Module | Sequence[nn.Module], example: Tensor, arch: str = "") -> "SplitModel":
-        """Any module as blocks: the entries of an `nn.Sequential` or a list, else its pieces between places where a
-        single tensor is alive. ``example`` is a batch of samples. The module itself stays as it is.
+    def of(module: Blocks, example: Tensor, arch: str = "") -> "SplitModel":
+        """Any module as blocks: the entries of an `nn.Sequential`, a list or a dictionary, else its pieces between
+        places where a single tensor is alive. ``example`` is a batch of samples. The module itself stays as it is.
 
         >>> class Net(nn.Module):
         ...     def __init__(self):
@@ -116,8 +118,10 @@ class SplitModel:
         shape, dtype = example.shape[1:], example.dtype if not example.is_floating_point() else torch.float32
         if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and len(module) > 1:
             return SplitModel(module, shape, dtype=dtype, names=list(module._modules), arch=arch)
+        if isinstance(module, Mapping):
+            return SplitModel(list(module.values()), shape, dtype=dtype, names=list(module), arch=arch)
         if not isinstance(module, nn.Module):
-            return SplitModel(list(module), shape, dtype=dtype, arch=arch)
+            return SplitModel(module, shape, dtype=dtype, arch=arch)
         own, most = copy.deepcopy(module).float(), 2 if example.is_floating_point() else int(example.max()) + 1
         if getattr(getattr(own, "config", None), "use_cache", False):
             own.config.use_cache = False  # type: ignore[union-attr]

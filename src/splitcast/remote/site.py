@@ -126,7 +126,7 @@ class Site:
         x, y = self._rows(made, client)
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
-        model = make_model(made, shape, classes)
+        model = make_model(made, shape, classes, x.dtype)
         augment = find_augment(made.data.augment)
         scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
         task = make_task(made.model.task, classes)

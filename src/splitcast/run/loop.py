@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, to_toml, with_values
@@ -29,8 +28,8 @@ from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
 from splitcast.engine.engine import Engine, RoundReport
 from splitcast.engine.simulator import Simulator
-from splitcast.model import make_model
-from splitcast.model.split import SplitModel
+from splitcast.model import make_model, split
+from splitcast.model.split import Blocks, SplitModel
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme
@@ -59,7 +58,7 @@ def train(
     resume: bool = False,
     on_round: OnRound | None = None,
     dataset: Dataset | None = None,
-    model: SplitModel | nn.Module | Sequence[nn.Module] | None = None,
+    model: Blocks | SplitModel | None = None,
     engine: Engine | None = None,
 ) -> Result:
     """Train as ``config`` says; write a run folder if ``out`` is given.
@@ -100,7 +99,7 @@ def _train(
     resume: bool,
     on_round: OnRound | None,
     dataset: Dataset | None,
-    model: SplitModel | nn.Module | Sequence[nn.Module] | None,
+    model: Blocks | SplitModel | None,
     engine: Engine | None,
 ) -> Result:
     config = resolved(config)
@@ -108,7 +107,7 @@ def _train(
     if engine is None:
         config = with_clients(config, dataset)
     if model is not None:
-        model = as_split(model, dataset)
+        model = as_split(config, model, dataset)
         config = with_values(config, arch=model.arch)
     given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
@@ -211,17 +210,18 @@ def _continue(folder: RunFolder, engine: Engine, samples: str, model: str) -> li
     return folder.rewind(stored.round)
 
 
-def as_split(model: SplitModel | nn.Module | Sequence[nn.Module], dataset: Dataset) -> SplitModel:
+def as_split(config: Config, model: Blocks | SplitModel, dataset: Dataset) -> SplitModel:
     """A model of the user's, cut for the samples of a data set."""
-    return model if isinstance(model, SplitModel) else SplitModel.of(model, dataset.train_x[:64])
+    return split(model, dataset.train_x[:64], config.model, config.lora)
 
 
-def make_simulator(
-    config: Config, dataset: Dataset, model: SplitModel | nn.Module | Sequence[nn.Module] | None = None
-) -> Simulator:
+def make_simulator(config: Config, dataset: Dataset, model: Blocks | SplitModel | None = None) -> Simulator:
     """The parts a configuration names, put together."""
     shape = tuple(dataset.train_x.shape[1:])
-    model = make_model(config, shape, dataset.classes) if model is None else as_split(model, dataset)
+    if model is None:
+        model = make_model(config, shape, dataset.classes, dataset.train_x.dtype)
+    elif not isinstance(model, SplitModel):
+        model = as_split(config, model, dataset)
     if model.input_shape != shape:
         raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
     task = make_task(config.model.task, dataset.classes)
