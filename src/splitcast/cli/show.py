@@ -206,11 +206,14 @@ def print_profile(model: SplitModel) -> None:
     """`splitcast profile`."""
     title = f"{model.size:,} parameters; per sample: smashed values, MFLOP forward / backward"
     table = Table(title=title, padding=(0, 0))
-    for heading in ("cut", "φ(v)", "φ/q", "privacy", "smashed", "client MFLOP", "server MFLOP"):
+    table.add_column("cut", justify="right")
+    table.add_column("behind")
+    for heading in ("φ(v)", "φ/q", "privacy", "smashed", "client MFLOP", "server MFLOP"):
         table.add_column(heading, justify="right")
     for row in model.profile():
         table.add_row(
             str(row.cut),
+            model.names[row.cut - 1],
             f"{row.client_parameters:,}",
             f"{row.client_fraction:.4g}",
             f"{row.privacy:.4g}",

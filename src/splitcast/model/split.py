@@ -40,6 +40,8 @@ class CutProfile:
     """What one cut costs, per sample and in parameters."""
 
     cut: int
+    behind: str
+    """name of the last block before it"""
     client_parameters: int
     """phi(v)"""
     client_fraction: float
@@ -341,6 +343,7 @@ class SplitModel:
             rows.append(
                 CutProfile(
                     cut=cut,
+                    behind=self.names[cut - 1],
                     client_parameters=phi,
                     client_fraction=phi / self.size,
                     privacy=math.log1p(phi / self.size),
@@ -378,7 +381,7 @@ class SplitModel:
         return nn.Sequential(OrderedDict(named))
 
 
-def as_rows(profile: Sequence[CutProfile]) -> list[dict[str, float]]:
+def as_rows(profile: Sequence[CutProfile]) -> list[dict[str, float | str]]:
     """The profile as JSON-ready rows."""
     return [asdict(row) for row in profile]
 
