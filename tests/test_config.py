@@ -54,7 +54,7 @@ def train_settings(*args):
 
 
 def test_sections_in_order_with_the_schemes_between_split_and_train():
-    order = ["data", "model", "split", "epsl", "sfl-gb", "train", "network", "world", "policy"]
+    order = ["data", "model", "lora", "split", "epsl", "sfl-gb", "train", "network", "world", "policy"]
     assert list(SECTIONS) == order
     assert re.findall(r"^\[(.*)\]$", to_toml(Config()), re.M) == order
     assert list(tomllib.loads(to_toml(Config()))["sfl-gb"]) == ["rank", "drop"]
@@ -70,7 +70,10 @@ def test_new_keys_have_the_defaults_that_change_nothing():
 def test_leaf_names_are_unique_and_dotted_for_schemes():
     names = leaf_names()
     assert len(set(names)) == len(names)
-    assert [name for name in names if "." in name] == ["epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"]
+    assert [name for name in names if "." in name] == [
+        *("lora.rank", "lora.modules", "lora.alpha"),
+        *("epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"),
+    ]
     assert {"lr", "dataset", "channel", "task", "device"} <= set(names)
     changed = with_values(Config(), **{"lr": 0.7, "sfl-gb.drop": 0.3})
     assert {k: v for k, v in leaves(changed).items() if v != leaves(Config())[k]} == {"lr": 0.7, "sfl-gb.drop": 0.3}
@@ -135,7 +138,7 @@ def test_sections_of_schemes_are_read():
     [
         ("[train]\nspeed = 1", "c.toml: unknown key 'speed' in [train]; allowed are rounds, batch"),
         ("[sfl-gb]\naggregate = 1", "c.toml: unknown key 'aggregate' in [sfl-gb]; allowed are rank, drop"),
-        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, split, epsl, sfl-gb, train"),
+        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, lora, split, epsl, sfl-gb, train"),
         ("[training]\nlr = 1", "unknown section [training]; allowed are data"),
         ("lr = 0.1", "c.toml: 'lr' belongs into the section [train]"),
         ("rank = 1", "c.toml: 'rank' belongs into the section [sfl-gb]"),
@@ -241,7 +244,7 @@ def test_every_number_is_finite_and_every_text_is_short_and_plain():
             float: [math.inf, -math.inf, math.nan],
             tuple: [[math.inf], [math.nan], [1.0] * 100_001, ["x"]],
         }[kind]
-        if name == "labels":
+        if name in ("labels", "lora.modules"):
             bad = [["x" * 1001], ["a\nb"], [1.0], ["x"] * 10_001]
         for each in bad:
             assert refusal(with_values, Config(), **{name: each}).startswith(name.split(".")[-1])

@@ -77,6 +77,8 @@ SECTIONS: dict[str, Any] = {part.name.replace("_", "-"): type(getattr(Config(), 
 """Sections by their names in TOML; in Python, sfl-gb is sfl_gb."""
 SCHEME_SECTIONS = ("lora", "epsl", "sfl-gb")
 """Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
+NEVER_BARE = ("lora",)
+"""Their keys are known by no other name: another section has a key of the same name."""
 
 
 def leaves(config: Config) -> dict[str, Any]:
@@ -119,12 +121,17 @@ def with_values(config: Config, **values: Any) -> Config:
 def _home(name: str) -> tuple[str, str]:
     """The attributes that a key, with its section or without, is found under."""
     given, dot, key = name.rpartition(".")
-    homes = [part.replace("-", "_") for part, kind in SECTIONS.items() if key in kind.__dataclass_fields__]
+    homes = [part.replace("-", "_") for part in _having(key) if dot or part not in NEVER_BARE]
     if dot:
         homes = [home for home in homes if home == given.replace("-", "_")]
     if len(homes) != 1:
         raise SplitcastError(f"{bare(name)}: unknown key; allowed are {', '.join(leaf_names())}")
     return homes[0], key
+
+
+def _having(key: str) -> list[str]:
+    """The sections that have a key of that name."""
+    return [part for part, kind in SECTIONS.items() if key in kind.__dataclass_fields__]
 
 
 def to_toml(config: Config) -> str:
@@ -152,7 +159,7 @@ def from_toml(text: str, source: str = "config") -> Config:
     raw = moved(tables(text, source), source)
     parts: dict[str, Any] = {}
     for name, values in raw.items():
-        home = next((part for part, kind in SECTIONS.items() if name in kind.__dataclass_fields__), "")
+        home = next((part for part in _having(name) if part not in NEVER_BARE), "")
         if name not in SECTIONS and home:
             raise SplitcastError(f"{source}: {name!r} belongs into the section [{home}]")
         if name not in SECTIONS:

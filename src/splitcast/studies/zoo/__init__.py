@@ -1,4 +1,4 @@
-"""What splitcast trains: models and tasks of many kinds under every scheme, each cell trained or refused in one line."""
+"""What splitcast trains: models and tasks of many kinds under every scheme, each trained or refused in one line."""
 
 import json
 import traceback
@@ -36,7 +36,6 @@ class Entry:
     """a network of ours, or"""
     hf: dict[str, Any] | None = None
     """a configuration of transformers, or the arch among the settings"""
-    note: str = ""
 
 
 def images() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -84,7 +83,7 @@ def topics() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:800], y[:800], x[800:], y[800:]
 
 
-DATA: dict[str, tuple[Callable[[], tuple[Tensor, ...]], str, int]] = {
+DATA: dict[str, tuple[Callable[[], tuple[Tensor, Tensor, Tensor, Tensor]], str, int]] = {
     "images": (images, "classification", 10),
     "pixels": (pixels, "pixel", 2),
     "table": (table, "regression", 1),
@@ -99,15 +98,18 @@ _GPT = {"model_type": "gpt2", "vocab_size": TOKENS, "n_positions": LENGTH, "n_em
 _GPT |= {"bos_token_id": 0, "eos_token_id": 0}
 _BERT = {"model_type": "bert", "vocab_size": TOKENS, "hidden_size": 16, "num_hidden_layers": 2}
 _BERT |= {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": LENGTH}
-_RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
+_RESNET = {"model_type": "resnet", "embedding_size": 8, "layer_type": "basic", "hidden_sizes": [8, 16]}
+_RESNET |= {"depths": [1, 1]}
+_MOBILENET = {"model_type": "mobilenet_v2", "depth_multiplier": 0.25}
 _CONVNEXT = {"model_type": "convnext", "patch_size": 2, "num_stages": 2, "hidden_sizes": [8, 16], "depths": [1, 1]}
 
+_DEEP = {"cut": 3, "batch": 4, "lr": 0.0005}
+
 ENTRIES: dict[str, Entry] = {
-    "ResNet-18, BatchNorm local": Entry("images", {"arch": "resnet18", "cut": 3, "batch": 4}),
-    "ResNet-18, BatchNorm frozen": Entry("images", {"arch": "resnet18", "cut": 3, "batch": 4, "batch_norm": "frozen"}),
-    "ResNet-18, GroupNorm": Entry("images", {"arch": "resnet18", "cut": 3, "batch": 4, "batch_norm": "group"}),
+    "ResNet-18, BatchNorm": Entry("images", {"arch": "resnet18"} | _DEEP),
+    "ResNet-18, GroupNorm": Entry("images", {"arch": "resnet18", "batch_norm": "group"} | _DEEP),
     "ResNet (transformers)": Entry("images", {"cut": 2}, hf=_RESNET),
-    "MobileNetV2 (transformers)": Entry("images", {"cut": 4}, hf={"model_type": "mobilenet_v2", "depth_multiplier": 0.25}),
+    "MobileNetV2 (transformers)": Entry("images", {"cut": 4}, hf=_MOBILENET),
     "ConvNeXt (transformers)": Entry("images", {"cut": 2}, hf=_CONVNEXT),
     "ViT (transformers)": Entry("images", {"cut": 2}, hf=_VIT),
     "ViT with LoRA": Entry("images", {"cut": 2, "lora.rank": 4, "lora.modules": ("q_proj", "v_proj", "fc1")}, hf=_VIT),
@@ -165,7 +167,14 @@ def try_all(
 def _tried(name: str, scheme: str, folder: Path) -> Cell:
     entry = ENTRIES[name]
     load, task, classes = DATA[entry.dataset]
-    usual = {"scheme": scheme, "task": task, "clients": 3, "batch": 8, "rounds": ROUNDS, "eval_every": ROUNDS}
+    usual: dict[str, Any] = {
+        "scheme": scheme,
+        "task": task,
+        "clients": 3,
+        "batch": 8,
+        "rounds": ROUNDS,
+        "eval_every": ROUNDS,
+    }
     usual |= {"optimizer": "adam", "lr": 0.003}
     try:
         arch = {"arch": _written(entry.hf, name, folder)} if entry.hf else {}

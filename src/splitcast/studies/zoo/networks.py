@@ -14,7 +14,7 @@ class Residual(nn.Module):
         self.second = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.second(F.relu(self.norm(self.first(x))))
+        return x + self.second(F.relu(self.norm(self.first(x))))  # type: ignore[no-any-return]
 
 
 class ResidualCNN(nn.Module):
