@@ -54,7 +54,8 @@ def train_settings(*args):
 
 
 def test_sections_in_order_with_the_schemes_between_split_and_train():
-    order = ["data", "model", "lora", "split", "epsl", "sfl-gb", "train", "network", "world", "policy"]
+    schemes = ["epsl", "sfl-gb", "sfl-replay", "heads", "cse-fsl", "fsl-sage", "ampere"]
+    order = ["data", "model", "lora", "split", *schemes, "train", "network", "world", "policy"]
     assert list(SECTIONS) == order
     assert re.findall(r"^\[(.*)\]$", to_toml(Config()), re.M) == order
     assert list(tomllib.loads(to_toml(Config()))["sfl-gb"]) == ["rank", "drop"]
@@ -70,10 +71,9 @@ def test_new_keys_have_the_defaults_that_change_nothing():
 def test_leaf_names_are_unique_and_dotted_for_schemes():
     names = leaf_names()
     assert len(set(names)) == len(names)
-    assert [name for name in names if "." in name] == [
-        *("lora.rank", "lora.modules", "lora.alpha"),
-        *("epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"),
-    ]
+    dotted = [name for name in names if "." in name]
+    assert dotted == [f"{part}.{key}" for part in SCHEME_SECTIONS for key in SECTIONS[part].__dataclass_fields__]
+    assert dotted[3:6] == ["epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"]
     assert {"lr", "dataset", "channel", "task", "device"} <= set(names)
     changed = with_values(Config(), **{"lr": 0.7, "sfl-gb.drop": 0.3})
     assert {k: v for k, v in leaves(changed).items() if v != leaves(Config())[k]} == {"lr": 0.7, "sfl-gb.drop": 0.3}
@@ -138,7 +138,7 @@ def test_sections_of_schemes_are_read():
     [
         ("[train]\nspeed = 1", "c.toml: unknown key 'speed' in [train]; allowed are rounds, batch"),
         ("[sfl-gb]\naggregate = 1", "c.toml: unknown key 'aggregate' in [sfl-gb]; allowed are rank, drop"),
-        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, lora, split, epsl, sfl-gb, train"),
+        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, lora, split, epsl, sfl-gb, sfl-rep"),
         ("[training]\nlr = 1", "unknown section [training]; allowed are data"),
         ("lr = 0.1", "c.toml: 'lr' belongs into the section [train]"),
         ("rank = 1", "c.toml: 'rank' belongs into the section [sfl-gb]"),

@@ -109,7 +109,7 @@ def at(engine, cut):
 
 
 def flat(engine, params):
-    return torch.cat([params[k].flatten() for k in engine.model.initial()])
+    return torch.cat([params[k].flatten() for k in engine.model.initial() if k in params])  # one of several heads
 
 
 def difference(fed, sim):

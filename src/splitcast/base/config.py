@@ -10,14 +10,19 @@ from typing import Any
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.renames import moved
 from splitcast.base.sections import (
+    AmpereConfig,
+    CseFslConfig,
     DataConfig,
     EpslConfig,
+    FslSageConfig,
+    HeadsConfig,
     LearnConfig,
     LoraConfig,
     ModelConfig,
     NetworkConfig,
     PolicyConfig,
     SflGbConfig,
+    SflReplayConfig,
     SplitConfig,
     TrainConfig,
     WorldConfig,
@@ -26,15 +31,20 @@ from splitcast.base.sections import (
 )
 
 __all__ = [
+    "AmpereConfig",
     "Config",
+    "CseFslConfig",
     "DataConfig",
     "EpslConfig",
+    "FslSageConfig",
+    "HeadsConfig",
     "LearnConfig",
     "LoraConfig",
     "ModelConfig",
     "NetworkConfig",
     "PolicyConfig",
     "SflGbConfig",
+    "SflReplayConfig",
     "SplitConfig",
     "TrainConfig",
     "WorldConfig",
@@ -67,6 +77,11 @@ class Config:
     split: SplitConfig = field(default_factory=SplitConfig)
     epsl: EpslConfig = field(default_factory=EpslConfig)
     sfl_gb: SflGbConfig = field(default_factory=SflGbConfig)
+    sfl_replay: SflReplayConfig = field(default_factory=SflReplayConfig)
+    heads: HeadsConfig = field(default_factory=HeadsConfig)
+    cse_fsl: CseFslConfig = field(default_factory=CseFslConfig)
+    fsl_sage: FslSageConfig = field(default_factory=FslSageConfig)
+    ampere: AmpereConfig = field(default_factory=AmpereConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
@@ -75,7 +90,7 @@ class Config:
 
 SECTIONS: dict[str, Any] = {part.name.replace("_", "-"): type(getattr(Config(), part.name)) for part in fields(Config)}
 """Sections by their names in TOML; in Python, sfl-gb is sfl_gb."""
-SCHEME_SECTIONS = ("lora", "epsl", "sfl-gb")
+SCHEME_SECTIONS = ("lora", "epsl", "sfl-gb", "sfl-replay", "heads", "cse-fsl", "fsl-sage", "ampere")
 """Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
 NEVER_BARE = ("lora",)
 """Their keys are known by no other name: another section has a key of the same name."""

@@ -151,7 +151,8 @@ class SplitConfig:
     """How the model is split and what travels."""
 
     scheme: Text = "sfl-ga"
-    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, or module:function of yours."""
+    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of
+    yours."""
     cut: Annotated[int, Field(ge=-_LAST, le=_LAST)] = 1
     """Blocks on the client, 1..V-1."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
@@ -184,6 +185,79 @@ class SflGbConfig:
     """Directions in the broadcast basis of the gradients, at most that many with `drop`; 0: 8 at cut 1, else 32."""
     drop: Probability = 0.0
     """Share of the gradients' energy a step may drop, with as few directions as that takes."""
+
+
+@section
+class HeadsConfig:
+    """Auxiliary heads of the schemes whose clients have a loss of their own."""
+
+    pool: CountOrNone = 4
+    """Feature maps are averaged to so many by so many values before the head's one layer; 0: left as they are."""
+
+
+@section
+class CseFslConfig:
+    """Options of the scheme cse-fsl."""
+
+    every: Count = 1
+    """Of so many local steps one sends its smashed data, h."""
+
+
+@section
+class FslSageConfig:
+    """Options of the scheme fsl-sage."""
+
+    every: Count = 1
+    """Of so many local steps one sends its smashed data."""
+    align_every: Count = 10
+    """Local steps between alignments of the heads to the server's gradients, l; a multiple of `every`."""
+    fits: Count = 10
+    """Steps of the head in an alignment."""
+
+
+@section
+class AmpereConfig:
+    """Options of the scheme ampere."""
+
+    device_rounds: Count = 50
+    """Rounds in which the client halves learn, before the activations are sent."""
+    samples: Count = 2000
+    """Samples of each client whose activations are sent."""
+    steps: Count = 20
+    """Steps of the server half in a round after that."""
+    minibatch: Count = 64
+    """Samples of each of these steps."""
+    memory_mb: CountOrNone = 2048
+    """Memory for the activations, in MiB."""
+    disk_mb: CountOrNone = 8192
+    """Disk for those that do not fit there."""
+
+
+@section
+class SflReplayConfig:
+    """Options of the scheme sfl-replay."""
+
+    learn: Text = "none"
+    """How client halves learn: none, local (a loss of their own, from an auxiliary head), feedback (a basis of the
+    server's gradients on the samples that are sent)."""
+    start: CountOrNone = 0
+    """Rounds before the first samples are sent."""
+    until: CountOrNone = 0
+    """Last round in which client halves learn; 0: the last there is."""
+    samples: Count = 2000
+    """Samples that each client sends, once; a batch of them in every round."""
+    stale: NonNegative = 0.0
+    """Relative change of their features from which on all are sent again; 0: never."""
+    steps: Count = 20
+    """Steps of the server half in a round, on minibatches of what was sent."""
+    minibatch: Count = 64
+    """Samples of each of these steps."""
+    directions: Count = 8
+    """Directions in the basis of the feedback."""
+    memory_mb: CountOrNone = 2048
+    """Memory for decoded smashed data, in MiB; two bytes a value."""
+    disk_mb: CountOrNone = 8192
+    """Disk for those that do not fit there; beyond, the oldest are given up."""
 
 
 @section

@@ -9,7 +9,9 @@ from typing import Literal
 import numpy as np
 import torch
 
-Role = Literal["data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep", "augment"]
+Role = Literal[
+    "data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep", "augment", "pool"
+]
 _ROLES: tuple[Role, ...] = (
     "data",
     "model",
@@ -21,6 +23,7 @@ _ROLES: tuple[Role, ...] = (
     "policy",
     "sweep",
     "augment",
+    "pool",
 )
 
 

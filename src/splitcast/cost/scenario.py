@@ -47,11 +47,12 @@ class Scenario:
         """The scenario a configuration describes."""
         net, clients, seed = config.network, config.data.clients, config.train.seed
         one_of("workload", net.workload, WORKLOADS)
+        scheme = make_scheme(config)
         return Scenario(
             config,
-            model,
+            scheme.fitted(model),
             task,
-            make_scheme(config),
+            scheme,
             make_optimiser(config.train),
             cell(net, clients, seed),
             channel(net, clients, seed, config.world),
@@ -110,11 +111,11 @@ class Scenario:
     def rhythms(
         self, placements: Sequence[Placement], rounds: int
     ) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
-        """Rounds 1..T by who averages halves in them: which rounds (T,), and the stages of each placement."""
+        """Rounds 1..T by their kind: which rounds (T,), and the stages of each placement."""
         schemes = [self.scheme.at(placement) for placement in placements]
-        syncing = np.array([[scheme.syncs(t) for scheme in schemes] for t in range(1, rounds + 1)])
-        for kind in np.unique(syncing, axis=0):
-            these = (syncing == kind).all(1)
+        kinds = np.array([[scheme.kind(t) for scheme in schemes] for t in range(1, rounds + 1)])
+        for kind in np.unique(kinds, axis=0):
+            these = (kinds == kind).all(1)
             t = int(np.flatnonzero(these)[0]) + 1
             yield these, [self.stages(placement, t) for placement in placements]
 

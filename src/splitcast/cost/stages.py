@@ -71,10 +71,10 @@ Workload = Mapping[tuple[int, Phase], float]
 def workload(model: SplitModel, placement: Placement, batch: int, name: str) -> Workload:
     """Counted on the model (`profiled`), or the paper's constants, which are the same for every cut (`paper`)."""
     paper = one_of("workload", name, WORKLOADS) == "paper"
-    sides = [segment.side for segment in placement.segments]
+    sides = [segment.side for segment in placement.way]
     flops: dict[tuple[int, Phase], float] = {}
     for k, segment in enumerate(placement.segments):
-        if paper:
+        if paper and not segment.head:  # it has none
             mine = PAPER_CLIENT_FLOPS if segment.side == "client" else PAPER_SERVER_FLOPS
             forward = backward = (
                 PAPER_CLIENT_FLOPS + PAPER_SERVER_FLOPS if len(sides) == 1 else mine / sides.count(segment.side)

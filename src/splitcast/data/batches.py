@@ -62,6 +62,20 @@ def _floyd(draws: list[int], first: int) -> list[int]:
     return draws
 
 
+def own_order(seed: int, client: int, size: int) -> NDArray[np.int64]:
+    """The rows 0..size-1 of a client in a random order, the same for the whole run."""
+    return stream(seed, "pool", client).permutation(size)
+
+
+def in_turn(order: NDArray[np.int64], first: int, count: int) -> NDArray[np.int64]:
+    """``count`` rows of an order from place ``first`` on; after the last comes the first again.
+
+    >>> in_turn(np.array([2, 0, 1]), 2, 2).tolist()
+    [1, 2]
+    """
+    return order[(first + np.arange(count)) % len(order)]
+
+
 def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:
     """The clients of round ``t`` (K,): a fraction is chosen, some of them drop out, at least one stays."""
     if train.participation == 1 and not train.dropout:

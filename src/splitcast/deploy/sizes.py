@@ -18,7 +18,7 @@ ENVELOPE = 4096
 def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[int, int]:
     """Bytes of the largest client half, and of what one local step sends in one direction, at any cut of the run."""
     scheme, optimiser = make_scheme(config), make_optimiser(config.train)
-    task = make_task(config.model.task, classes)
+    task, model = make_task(config.model.task, classes), scheme.fitted(model)
     open_ = fixed_cut(config.policy.policy, config.split.cut) is None
     half, step = 0, 0
     every = [scheme.place(cut, model.depth) for cut in model.cuts]

@@ -13,7 +13,7 @@ from splitcast.base.codec import FP32, Codec
 from splitcast.engine.links import CountingLink
 from splitcast.engine.values import Known
 from splitcast.model.split import SplitModel
-from splitcast.schemes.messages import Ledger, Phase, Work
+from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
 from splitcast.training.differences import row_shape
 from splitcast.training.optimiser import Optimiser
@@ -54,21 +54,51 @@ class DryParty:
 
     def backward(self, sent: DrySent, received: Tensor) -> Tensor:
         self.did(sent.number, "backward")
-        return self._values(self.placement.segments[sent.number].start)
+        return self._entering(sent.number)
 
     def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         self.did(segment, "both")
-        return shape_only(len(self.ids)), self._values(self.placement.segments[segment].start)
+        return shape_only(len(self.ids)), self._entering(segment)
+
+    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+        place = self.placement.segments[segment]
+        flops = sum(self.model.flops(place.start, place.stop))
+        self.ledger.add(JointWork(float(len(x) * flops), tuple(self.ids)))
+
+    def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
+        self.did(segment, "both")
+        return self._entering(segment)
+
+    def align(self, segment: int, x: Values | Tensor, y: Values | Tensor, grads: Tensor) -> None:
+        self.did(segment, "both")
+        self.did(segment, "both")
+
+    def step(self) -> None:
+        """Nothing was gathered."""
+
+    def mark(self) -> None:
+        """Elsewhere."""
+
+    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
+        self.did(segment, "forward")
+        return shape_only(len(self.ids))
 
     def did(self, segment: int, phase: Phase) -> None:
         """Note work."""
         self.ledger.add(Work(segment, phase, tuple(self.ids)))
+
+    def samples(self, first: int) -> Iterator[Batch]:
+        yield Batch(Known(self._values(0)), Known(self._targets()))
 
     def _values(self, block: int) -> Tensor:
         return shape_only(len(self.ids), self.batch, *self.model.smashed_shape(block))
 
     def _targets(self) -> Tensor:
         shape = target_shape(self.task, self.model.smashed_shape(self.model.depth))
+        return shape_only(len(self.ids), self.batch, *shape)
+
+    def _entering(self, segment: int) -> Tensor:
+        shape = self.model.entering(self.placement.segments[segment].start)
         return shape_only(len(self.ids), self.batch, *shape)
 
 
@@ -108,12 +138,17 @@ class DryCohort:
     """of a client half, optimiser state included"""
     ledger: Ledger
 
-    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[DryClients, DryParty]]:
+    def in_parallel(
+        self, server: None, *, mixes: bool, averaged: bool, still: bool = False
+    ) -> Iterator[tuple[DryClients, DryParty]]:
         yield self._pair(self.ids)
 
     def in_turn(self, server: None) -> Iterator[tuple[DryClients, DryParty]]:
         for n in self.ids:
             yield self._pair([n])
+
+    def central(self, server: None) -> DryParty:
+        return self._pair(self.ids)[1]
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         size = codec.nbytes((self.values,) if codec.exact else row_shape(self.values))

@@ -11,6 +11,7 @@ from torch import Tensor
 from splitcast.engine.state import State
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
+from splitcast.schemes.program import Scheme
 from splitcast.training.placement import Placement
 from splitcast.training.task import Task, measures_of
 
@@ -72,6 +73,20 @@ class Engine(Protocol):
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
         ...
+
+
+KEPT = "scheme/"
+"""Names of what a scheme keeps begin so in a checkpoint."""
+
+
+def kept_tensors(scheme: Scheme) -> dict[str, Tensor]:
+    """What a scheme keeps between rounds, for a checkpoint."""
+    return {KEPT + name: value for name, value in scheme.kept().items()}
+
+
+def restore_kept(scheme: Scheme, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `kept_tensors`."""
+    scheme.restore({name.removeprefix(KEPT): value for name, value in tensors.items() if name.startswith(KEPT)})
 
 
 @torch.no_grad()

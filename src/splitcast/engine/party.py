@@ -5,14 +5,15 @@ sum_n rho^n g^n is exact by linearity; stacked copies run together and step each
 taken in chunks, so that activations and gradients stay within a budget whatever their number is.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitcast.engine.values import chunked
 from splitcast.model.split import SplitModel
-from splitcast.schemes.messages import Ledger, Phase, Work
+from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Values
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import Pass
@@ -53,8 +54,6 @@ class Group:
     """whether the graphs of all chunks fit into memory together"""
     round: int = 0
     step: int = 0
-    loss: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float64, device="cpu"))
-    """sum over the local steps of sum_n rho^n F^n"""
 
     @property
     def even(self) -> float | None:
@@ -118,6 +117,8 @@ class LocalParty:
     def __init__(self, kit: Kit, placement: Placement, weights: Weights, group: Group, ledger: Ledger) -> None:
         self.kit, self.placement, self.weights, self.group, self.ledger = kit, placement, weights, group, ledger
         self.task = kit.task
+        self.total, self.descents = torch.zeros((), dtype=torch.float64, device="cpu"), 0
+        """sum_n rho^n F^n, summed over the descents of this party, and their number"""
 
     @property
     def ids(self) -> list[int]:
@@ -149,8 +150,61 @@ class LocalParty:
         losses, grads = self.gradients(segment, x, y)
         if len(losses):  # else all were refused
             self._did(segment, "both")
-            self.group.loss += (self.group.rho @ losses).to(self.group.loss)
+            self._lost(self.group.rho @ losses)
         return losses, grads
+
+    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+        """One copy of the weights steps along the gradient of the mean loss of samples of anybody's, (B, *d); the
+        whole server works on it."""
+        place = self.placement.segments[segment]
+        runtime = self.kit.runtime
+        x, y = x.to(runtime.device, runtime.dtype), y.to(runtime.device)
+        run = Pass(self.kit.model, place, self.weights, slice(None), x[None], runtime)
+        output = run.output.detach().requires_grad_()
+        (loss,) = self._losses(output, y[None])
+        run.backward(torch.autograd.grad(loss, output)[0], self.kit.optimiser)
+        self.step()
+        self._lost(loss.detach())
+        flops = sum(self.kit.model.flops(place.start, place.stop))
+        self.ledger.add(JointWork(float(len(x) * flops), tuple(self.group.ids)))
+
+    def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
+        """The gradients at the input (K, b, *d) that `descend` would give, without a step."""
+        self._did(segment, "both")
+        place, ys = self.placement.segments[segment], chunked(y, self.group.spans)
+        found = []
+        for k, values in self._chunks(x):
+            run = self.run(place, k, values, again=True, plain=True)
+            found.append(torch.autograd.grad(self._losses(run.output, ys.chunk(k)).sum(), run.x)[0])
+        return _joined(found)
+
+    def align(self, segment: int, x: Values | Tensor, y: Values | Tensor, grads: Tensor) -> None:
+        """A step along dA^n/dw, A^n = 1/b sum_i ||b (dF^n/dx_i - grads_i)||^2: on their input x the weights learn to
+        have the gradients (K, b, *d) that they are told."""
+        self._did(segment, "both")
+        self._did(segment, "both")  # once more through what was differentiated
+        place, ys = self.placement.segments[segment], chunked(y, self.group.spans)
+        for k, values in self._chunks(x):
+            span = self.group.spans[k]
+            run = self.run(place, k, values, again=True, plain=True)
+            total = self._losses(run.output, ys.chunk(k)).sum()
+            (own,) = torch.autograd.grad(total, run.x, create_graph=True)
+            apart = x.shape[1] * (own - grads[span]).flatten(1).square().sum(1)
+            apart = apart if self.weights.stacked else self.group.rho[span] * apart
+            steps = torch.autograd.grad(apart.sum(), list(run.leaves.values()), materialize_grads=True)
+            run.apply(dict(zip(run.leaves, steps, strict=True)), self.kit.optimiser)
+
+    @torch.no_grad()
+    def change(self, since: Weights, segment: int, x: Values | Tensor) -> Tensor:
+        """||now(x) - then(x)|| / ||then(x)|| of each client (K,), ``since`` being one copy of the weights of then."""
+        self._did(segment, "forward")
+        place, found = self.placement.segments[segment], []
+        for k, values in self._chunks(x):
+            now = self.run(place, k, values, again=True).output
+            then = Pass(self.kit.model, place, since, slice(None), values, self.kit.runtime, again=True).output
+            apart, size = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (now - then, then))
+            found.append(apart / size.clamp(min=torch.finfo(size.dtype).tiny))
+        return _joined(found)
 
     def gradients(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         """Losses (K,) and gradients at the input (K, b, *d); stacked copies step, one copy gathers."""
@@ -159,9 +213,9 @@ class LocalParty:
         xs, ys = chunked(x, self.group.spans), chunked(y, self.group.spans)
         losses, grads = [], []
         for k, span in enumerate(self.group.spans):
-            run, target = self.run(place, k, xs.chunk(k)), ys.chunk(k)
+            run = self.run(place, k, xs.chunk(k))
             output = run.output.detach().requires_grad_()
-            each = self.task.losses(output.flatten(0, 1), target.flatten(0, 1)).view(output.shape[:2]).mean(1)
+            each = self._losses(output, ys.chunk(k))
             total = each.sum() if shares is None else (shares[span] * each).sum()
             grad = run.backward(torch.autograd.grad(total, output)[0], self.kit.optimiser, scale)
             losses.append(each.detach())
@@ -169,15 +223,28 @@ class LocalParty:
                 grads.append(grad if shares is None else grad.div(_column(shares[span], grad)))
         return _joined(losses), _joined(grads)
 
-    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False) -> Pass:
+    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False, plain: bool = False) -> Pass:
         """A segment on chunk k; who was before it is told the gradient at its input. Run ``again``, buffers stay."""
         if segment.start > 0:
             values = values.detach().requires_grad_()
-        return Pass(self.kit.model, segment, self.weights, self.group.spans[k], values, self.kit.runtime, again=again)
+        rows, runtime = self.group.spans[k], self.kit.runtime
+        return Pass(self.kit.model, segment, self.weights, rows, values, runtime, again=again, plain=plain)
 
     def step(self) -> None:
         """Step along what all clients have contributed."""
         self.weights.step(self.kit.optimiser)
+
+    def _losses(self, output: Tensor, target: Tensor) -> Tensor:
+        """F^n (k,) of outputs (k, b, ...)."""
+        return self.task.losses(output.flatten(0, 1), target.flatten(0, 1)).view(output.shape[:2]).mean(1)
+
+    def _lost(self, loss: Tensor) -> None:
+        self.total += loss.to(self.total)
+        self.descents += 1
+
+    def _chunks(self, x: Values | Tensor) -> Iterator[tuple[int, Tensor]]:
+        values = chunked(x, self.group.spans)
+        return ((k, values.chunk(k)) for k in range(len(self.group.spans)))
 
     def _did(self, segment: int, phase: Phase) -> None:
         self.ledger.add(Work(segment, phase, tuple(self.group.ids)))
@@ -188,6 +255,13 @@ class LocalParty:
             return 1.0, None
         even = self.group.even
         return (1.0, self.group.rho) if even is None else (even, None)
+
+
+def mean_loss(server: LocalParty, clients: LocalParty, turns: int = 1) -> float:
+    """sum_n rho^n F^n, mean over the local steps: the server's, or the clients' where the server took none; as the
+    part of one of several ``turns``."""
+    whose = server if server.descents else clients
+    return float(whose.total) / (turns * whose.descents) if whose.descents else 0.0
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

@@ -18,10 +18,10 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.augment import Augment, augmented, find_augment
-from splitcast.data.batches import draw_batches, participants
-from splitcast.engine.engine import RoundReport, evaluate
+from splitcast.data.batches import draw_batches, in_turn, own_order, participants
+from splitcast.engine.engine import RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink, SimulatedLink
-from splitcast.engine.party import Group, Kit, LocalParty
+from splitcast.engine.party import Group, Kit, LocalParty, mean_loss
 from splitcast.engine.state import State
 from splitcast.engine.values import PerClient, Rows
 from splitcast.model.split import SplitModel
@@ -61,6 +61,8 @@ class Simulator:
         *,
         placement: Placement | None = None,
     ) -> None:
+        self._scheme = make_scheme(config)
+        model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
         self.optimiser = make_optimiser(config.train)
@@ -69,9 +71,9 @@ class Simulator:
         self.sizes = np.array([len(part) for part in parts])
         self._rows = np.concatenate(parts)
         self._first = np.cumsum(self.sizes) - self.sizes
+        self._orders: dict[int, np.ndarray] = {}
         self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.runtime.device, self.runtime.dtype)
         self.augment = find_augment(config.data.augment)
-        self._scheme = make_scheme(config)
         self.identical = config.split.client_update == "identical"
         placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
         if self.identical and self.kit.mixes(placement, "client"):
@@ -85,6 +87,8 @@ class Simulator:
     @property
     def copies_server(self) -> bool:
         """Whether every client needs a copy of the server half."""
+        if self._scheme.one_server:
+            return False
         return not self.kit.one_copy(self.state.placement, "server", self.train.local_steps)
 
     @property
@@ -121,7 +125,7 @@ class Simulator:
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, self.state, SimulatedLink(ledger, self.train.seed))
-        return RoundReport(float(cohort.loss), cohort.ids.tolist(), ledger)
+        return RoundReport(cohort.mean_loss(), cohort.ids.tolist(), ledger)
 
     def drift(self) -> float:
         """Mean distance of the client halves from their average."""
@@ -144,7 +148,7 @@ class Simulator:
 
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What a checkpoint after round ``t`` holds."""
-        tensors = self.state.tensors() | self.differences.tensors()
+        tensors = self.state.tensors() | self.differences.tensors() | kept_tensors(self._scheme)
         return tensors, {"cut": str(self.state.placement.cut), "copies": str(self.state.client.copies)}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
@@ -152,6 +156,7 @@ class Simulator:
         placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
         self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial())
         self.differences = Differences.from_tensors(tensors)
+        restore_kept(self._scheme, tensors)
 
     def _here(self, samples: Tensor) -> Tensor:
         """Samples or targets where they are computed with; whole numbers (labels, tokens) stay whole."""
@@ -162,6 +167,14 @@ class Simulator:
         """Rows of ``x`` (K, b) of a local step."""
         local = draw_batches(self.sizes, self.train.batch, stream(self.train.seed, "batch", t, step))
         return torch.from_numpy(self._rows[(self._first[:, None] + local)[clients]])
+
+    def in_order(self, first: int, clients: np.ndarray) -> Tensor:
+        """Rows of ``x`` (K, b) from place ``first`` on in an order of each client's own."""
+        for n in clients.tolist():
+            if n not in self._orders:
+                self._orders[n] = own_order(self.train.seed, n, int(self.sizes[n]))
+        orders = [in_turn(self._orders[n], first, self.train.batch) for n in clients.tolist()]
+        return torch.from_numpy(self._rows[self._first[clients, None] + np.stack(orders)])
 
     def groups(
         self, count: int, placement: Placement, *, stacks_client: bool, mixes: bool
@@ -207,10 +220,27 @@ class SimulatedClients(LocalParty):
             x: Values = Rows(sim.x, rows, self.group.spans)
             if sim.augment:
                 x = PerClient(x, partial(self._augmented, sim.augment, self.group.step))
-            yield Batch(x, Rows(sim.y, rows, self.group.spans))
-            if self.alone:  # else other groups have yet to contribute
-                self.step()
-                self.server.step()
+            yield from self._one(x, rows)
+
+    def samples(self, first: int) -> Iterator[Batch]:
+        sim = self.cohort.sim
+        rows = sim.in_order(first, np.array(self.group.ids)).to(sim.runtime.device)
+        yield from self._one(Rows(sim.x, rows, self.group.spans), rows)
+
+    def _one(self, x: Values, rows: Tensor) -> Iterator[Batch]:
+        yield Batch(x, Rows(self.cohort.sim.y, rows, self.group.spans))
+        if self.alone:  # else other groups have yet to contribute
+            self.step()
+            self.server.step()
+
+    def mark(self) -> None:
+        state = self.cohort.sim.state
+        state.marked = state.client.mean(self.cohort.sim.weights).snapshot()
+
+    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
+        marked = self.cohort.sim.state.marked
+        assert marked is not None
+        return self.change(marked, segment, x)
 
     def _augmented(self, augment: Augment, step: int, x: Tensor, who: slice) -> Tensor:
         return augmented(augment, x, self.cohort.sim.train.seed, self.group.round, step, self.group.ids[who])
@@ -230,7 +260,13 @@ class SimulatedCohort:
         shares = sim.weights[torch.from_numpy(ids)]
         self.rho = shares / shares.sum()
         self.loss = 0.0
+        self._central: LocalParty | None = None
         self._drawn: dict[int, Tensor] = {}
+
+    def mean_loss(self) -> float:
+        """Of the server where it trained on its own, else of the server for the clients, else of the clients."""
+        own = self._central
+        return float(own.total) / own.descents if own and own.descents else float(self.loss)
 
     def rows(self, step: int, clients: np.ndarray) -> Tensor:
         """Rows (K, b) of a local step; all are drawn at once, and kept while groups take turns."""
@@ -239,12 +275,13 @@ class SimulatedCohort:
         return self._drawn[step][torch.from_numpy(clients)].to(self.sim.runtime.device)
 
     def in_parallel(
-        self, server: State, *, mixes: bool, averaged: bool
+        self, server: State, *, mixes: bool, averaged: bool, still: bool = False
     ) -> Iterator[tuple[SimulatedClients, LocalParty]]:
         sim, state, tau = self.sim, server, self.sim.train.local_steps
         clients, optimiser = torch.from_numpy(self.ids), sim.kit.optimiser
         everyone = len(clients) == len(sim.sizes)
-        alike = averaged and sim.kit.one_copy(state.placement, "client", tau)
+        alike = averaged and not sim.scheme.many_steps and sim.kit.one_copy(state.placement, "client", tau)
+        alike = alike or (still and not sim.kit.mixes(state.placement, "client"))
         shared = not state.client.stacked and (sim.identical or alike)
         lasting = not shared and (state.client.stacked or not averaged)
         if lasting:
@@ -263,8 +300,9 @@ class SimulatedCohort:
             client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
             theirs = state.server.stack(len(ids)) if sim.copies_server else state.server
             party = LocalParty(sim.kit, state.placement, theirs, group, self.ledger)
-            yield SimulatedClients(self, client, group, party, alone=len(groups) == 1), party
-            self.loss += float(group.loss) / tau
+            some = SimulatedClients(self, client, group, party, alone=len(groups) == 1)
+            yield some, party
+            self.loss += mean_loss(party, some)
             if theirs.stacked:
                 server_mean = theirs.mean(group.rho).plus(server_mean)
             if not shared and not lasting:
@@ -285,8 +323,15 @@ class SimulatedCohort:
         for n in self.ids.tolist():
             group = Group([n], one, [slice(0, 1)], keep=True, round=self.t)
             party = LocalParty(sim.kit, state.placement, state.server, group, self.ledger)
-            yield SimulatedClients(self, state.client, group, party, alone=True), party
-            self.loss += float(group.loss) / (len(self.ids) * sim.train.local_steps)
+            client = SimulatedClients(self, state.client, group, party, alone=True)
+            yield client, party
+            self.loss += mean_loss(party, client, len(self.ids))
+
+    def central(self, server: State) -> LocalParty:
+        one = torch.ones(1, dtype=self.sim.runtime.dtype, device=self.sim.runtime.device)
+        group = Group(self.ids.tolist(), one, [slice(0, 1)], keep=True, round=self.t)
+        self._central = LocalParty(self.sim.kit, server.placement, server.server, group, self.ledger)
+        return self._central
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         state, everyone = self.sim.state, range(len(self.sim.sizes))

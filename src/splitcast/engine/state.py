@@ -18,6 +18,8 @@ class State:
     placement: Placement
     client: Weights
     server: Weights
+    marked: Weights | None = None
+    """the clients' weights when a scheme last marked them, one copy"""
 
     @staticmethod
     def start(weights: Weights, placement: Placement) -> "State":
@@ -56,10 +58,14 @@ class State:
         """Every tensor under a flat name, for a checkpoint."""
         return {
             f"{side}/{slot}/{name}": value
-            for side, weights in (("client", self.client), ("server", self.server))
+            for side, weights in self._sides()
             for slot, values in weights.slots.items()
             for name, value in values.items()
         }
+
+    def _sides(self) -> list[tuple[str, Weights]]:
+        marked = [("marked", self.marked)] if self.marked else []
+        return [("client", self.client), ("server", self.server), *marked]
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], placement: Placement, copies: int, like: Weights) -> "State":
@@ -81,7 +87,15 @@ class State:
                 for slot, values in like.slots.items()
             }
             sides[side] = Weights(slots, stacked=bool(lead))
-        return State(placement, sides["client"], sides["server"])
+        marked = None
+        if any(key.startswith("marked/") for key in tensors):
+            half = like.only(placement.on_client).snapshot()
+            slots = {
+                slot: {name: _expected(tensors, f"marked/{slot}/{name}", tuple(v.shape)) for name, v in values.items()}
+                for slot, values in half.slots.items()
+            }
+            marked = Weights(slots)
+        return State(placement, sides["client"], sides["server"], marked)
 
 
 def _expected(tensors: Mapping[str, Tensor], key: str, shape: tuple[int, ...]) -> Tensor:

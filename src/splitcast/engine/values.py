@@ -57,3 +57,8 @@ class Known(Values):
 def chunked(values: Values | Tensor, spans: Sequence[slice]) -> Values:
     """Values in the chunks of a group."""
     return Known(values, spans) if isinstance(values, Tensor) else values
+
+
+def whole(values: Values | Tensor) -> Tensor:
+    """All of them, as a tensor."""
+    return values if isinstance(values, Tensor) else values.whole()

@@ -9,7 +9,7 @@ import copy
 import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -79,6 +79,8 @@ class SplitModel:
         """Samples are ``input_shape`` each, real numbers or, with an integer ``dtype``, tokens; ``arch`` says what made
         the blocks."""
         self.blocks = list(blocks)
+        self.depth = len(self.blocks)
+        """V, the number of blocks that a sample passes"""
         self.input_shape, self.input_dtype = tuple(input_shape), dtype
         self.names = tuple(names) or tuple(str(k) for k in range(len(self.blocks)))
         self.arch = arch or f"object:{type(blocks).__name__}"
@@ -148,11 +150,6 @@ class SplitModel:
         return made
 
     @property
-    def depth(self) -> int:
-        """V, the number of blocks."""
-        return len(self.blocks)
-
-    @property
     def cuts(self) -> range:
         """The legal cuts, 1..V-1."""
         return range(1, self.depth)
@@ -190,8 +187,35 @@ class SplitModel:
         return _copies(self._buffers, dtype)
 
     def shapes(self) -> Params:
-        """All parameters, to look at."""
-        return self._initial | self._frozen
+        """All parameters but those of heads, to look at."""
+        return {name: p for name, p in (self._initial | self._frozen).items() if block_of(name) < self.depth}
+
+    def with_heads(self, make: Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]) -> "SplitModel":
+        """The model with an auxiliary head for every cut, ``make`` (shape that enters, shape of the output).
+
+        The head of cut v reads what leaves block v, beside the way to the output. It is a block after all others, the
+        (V + v)th, so its weights are held, averaged, sent and stored as any.
+
+        >>> model = SplitModel([nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)], input_shape=(4,))
+        >>> headed = model.with_heads(lambda enters, out: nn.Linear(*enters, *out))
+        >>> headed.depth, len(headed.blocks), headed.entering(4), list(headed.initial())[-2:]
+        (3, 5, (3,), ['4.weight', '4.bias'])
+        """
+        if len(self.blocks) > self.depth:
+            return self
+        made = copy.copy(self)
+        out = self.smashed_shape(self.depth)
+        heads = [make(self.smashed_shape(cut), out) for cut in self.cuts]
+        made.blocks = [*self.blocks, *heads]
+        whole = made._half(self.depth, len(made.blocks))
+        made._initial = self._initial | {name: p.detach().clone() for name, p in whole.named_parameters()}
+        made._shapes, made._counted, made._stackable = [*self._shapes, *[out] * len(heads)], {}, {}
+        made._mixing = [made._mixes(block) for block in range(len(made.blocks))]
+        return made
+
+    def entering(self, block: int) -> tuple[int, ...]:
+        """Shape, per sample, of what enters a block, counted from 0; heads included."""
+        return self._shapes[block if block < self.depth else block - self.depth + 1]
 
     def mixes(self, start: int, stop: int) -> bool:
         """Whether a sample's output of blocks start+1..stop depends on other samples of the batch: BatchNorm and the
@@ -240,7 +264,7 @@ class SplitModel:
         return all(self._stackable[block] for block in range(start, stop))
 
     def smashed_shape(self, block: int) -> tuple[int, ...]:
-        """Shape, per sample, of what leaves a block: the input for 0, the logits for V."""
+        """Shape, per sample, of what leaves a block: the input for 0, the output for V and for every head."""
         return self._shapes[block]
 
     @contextmanager
@@ -258,7 +282,7 @@ class SplitModel:
         """Random input of a block; of tokens only the first two, which every model has."""
         if block == 0 and not self.input_dtype.is_floating_point:
             return torch.randint(0, 2, (rows, *self.input_shape), dtype=self.input_dtype)
-        return torch.randn(rows, *self.smashed_shape(block), device="cpu")
+        return torch.randn(rows, *self.entering(block), device="cpu")
 
     def _mixes(self, block: int) -> bool:
         """Whether the first row of a block's output changes with the second row of its input."""
@@ -366,7 +390,7 @@ class SplitModel:
     def _count_flops(self, start: int, stop: int, input_gradient: bool) -> tuple[int, int]:
         params = {k: v.requires_grad_() for k, v in self.initial().items()}
         dtype = torch.float32 if start else self.input_dtype
-        x = torch.zeros(1, *self.smashed_shape(start), device="cpu", dtype=dtype)
+        x = torch.zeros(1, *self.entering(start), device="cpu", dtype=dtype)
         x.requires_grad_(input_gradient)
         with self.evaluating(), FlopCounterMode(display=False) as forward:
             out = self.forward(params, x, start, stop)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,7 @@ from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.engine.dry import DryParty
 from splitcast.engine.party import Group, Kit, LocalParty, Sent
-from splitcast.engine.values import Known
+from splitcast.engine.values import whole
 from splitcast.remote.halves import Halves, positions
 from splitcast.remote.sites import NoSites
 from splitcast.remote.wire import all_finite
@@ -34,7 +35,7 @@ class RemoteClients(DryParty):
         super().__init__(kit.model, kit.task, halves.state.placement, ids, train.batch, ledger)
         self.kit, self.halves, self.round, self.in_turn = kit, halves, t, in_turn
         self.steps = train.local_steps
-        self.step, self.begun, self.turn = 0, False, 0
+        self.now, self.begun, self.turn = 0, False, 0
         self.losses: dict[int, float] = {}
         """what clients that take the loss themselves have said last"""
         self.half_bytes: dict[int, int] = {}
@@ -47,14 +48,17 @@ class RemoteClients(DryParty):
 
     @property
     def place(self) -> tuple[int, int]:
-        return self.round, self.step
+        return self.round, self.now
 
     def batches(self) -> Iterator[Batch]:
         for step in range(self.steps):
-            self.step = step
-            yield Batch(Known(self._values(0)), Known(self._targets()))
-            if self.server:
-                self.server.weights.step(self.kit.optimiser)
+            self.now = step
+            yield from self.samples(0)
+
+    def samples(self, first: int) -> Iterator[Batch]:
+        yield from super().samples(first)
+        if self.server:
+            self.server.step()
 
     def only(self, ids: Sequence[int]) -> None:
         """Who is not among these has failed, and is out for the rest of the round."""
@@ -83,7 +87,6 @@ class RemoteServer(LocalParty):
         super().__init__(clients.kit, clients.placement, weights, group, clients.ledger)
         self.clients = clients
         self.took_part: list[int] = []
-        self.steps = 0
         clients.server = self
 
     def only(self, ids: Sequence[int], among: Sequence[int]) -> None:
@@ -95,7 +98,7 @@ class RemoteServer(LocalParty):
             self.group.rho = self.clients.halves.rho(ids) if ids else torch.empty(0, device="cpu")
 
     def forward(self, segment: int, x: Values | Tensor) -> Sent:
-        return super().forward(segment, x if isinstance(x, Tensor) else x.whole())  # now it is known who is there
+        return super().forward(segment, whole(x))  # now it is known who is there
 
     def backward(self, sent: Sent, received: Tensor) -> Tensor:
         if not self.group.ids:
@@ -105,16 +108,30 @@ class RemoteServer(LocalParty):
         return super().backward(sent, received)
 
     def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
-        seen, target = (v if isinstance(v, Tensor) else v.whole() for v in (x, y))
+        seen, target = whole(x), whole(y)
         if not len(seen):
             return seen.new_empty(0), seen
-        started = time.perf_counter()
-        found = super().descend(segment, seen, target)
+        with self._timed():
+            found = super().descend(segment, seen, target)
         if self.group.ids:
             self.took_part = self.took_part or list(self.group.ids)
-            self.steps += 1
-        self.clients.halves.sites.spend("server", time.perf_counter() - started)
         return found
+
+    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+        with self._timed():
+            super().train(segment, x, y)
+        self.took_part = self.took_part or list(self.group.ids)
+
+    def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
+        seen, target = whole(x), whole(y)
+        with self._timed():
+            return super().estimate(segment, seen, target) if len(seen) else seen
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.clients.halves.sites.spend("server", time.perf_counter() - started)
 
     def gradients(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         assert isinstance(x, Tensor) and isinstance(y, Tensor)
@@ -141,28 +158,48 @@ class RemoteCohort:
     """The sites of a round."""
 
     def __init__(
-        self, kit: Kit, halves: Halves, t: int, ids: Sequence[int], train: TrainConfig, ledger: Ledger
+        self,
+        kit: Kit,
+        halves: Halves,
+        t: int,
+        ids: Sequence[int],
+        train: TrainConfig,
+        ledger: Ledger,
+        *,
+        one_server: bool,
     ) -> None:
+        self.one_server = one_server
         self.kit, self.halves, self.t, self.train, self.ledger = kit, halves, t, train, ledger
         self.chosen = list(ids)
         self.clients = self._clients(ids, in_turn=False)
         self.took_part: list[int] = []
         self._losses: list[float] = []
+        self._central: LocalParty | None = None
 
     @property
     def loss(self) -> float:
         """sum_n rho^n F^n, mean over the local steps and, where clients take turns, over them."""
+        if self._central and self._central.descents:  # the server trained on its own
+            return float(self._central.total) / self._central.descents
         return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
-    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[RemoteClients, RemoteServer]]:
+    def central(self, server: None) -> LocalParty:
+        group = Group(list(self.clients.ids), torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=self.t)
         state = self.halves.state
-        one = self.kit.one_copy(state.placement, "server", self.train.local_steps)
+        self._central = LocalParty(self.kit, state.placement, state.server, group, self.ledger)
+        return self._central
+
+    def in_parallel(
+        self, server: None, *, mixes: bool, averaged: bool, still: bool = False
+    ) -> Iterator[tuple[RemoteClients, RemoteServer]]:
+        state = self.halves.state
+        one = self.one_server or self.kit.one_copy(state.placement, "server", self.train.local_steps)
         copies = state.server if one else state.server.stack(len(self.clients.ids))
         party = RemoteServer(self.clients, copies)
         yield self.clients, party
         if party.weights.stacked:
             state.server = party.weights.mean(party.group.rho)
-        self.halves.differ = True
+        self.halves.differ = self.halves.differ or not still
         self._noted(self.clients, party)
 
     def in_turn(self, server: None) -> Iterator[tuple[RemoteClients, RemoteServer]]:
@@ -191,17 +228,17 @@ class RemoteCohort:
             said = {n: loss for n, loss in self.clients.losses.items() if n in self.clients.ids}
             if said:
                 told = torch.tensor(list(said.values()), dtype=torch.float64, device="cpu")
-                self._losses = [float(self.halves.rho(list(said)).double() @ told) / self.train.local_steps]
+                self._losses = [float(self.halves.rho(list(said)).double() @ told)]
                 self.took_part = list(said)
 
     def _noted(self, clients: RemoteClients, party: RemoteServer) -> None:
         """Who was there, and its loss if the server took it."""
         self.took_part += party.took_part
-        if party.steps:
-            self._losses.append(float(party.group.loss) / party.steps)
+        if party.descents:
+            self._losses.append(float(party.total) / party.descents)
         elif clients.in_turn and clients.ids:
             self.took_part += clients.ids
-            self._losses.append(clients.losses[clients.ids[0]] / self.train.local_steps)
+            self._losses.append(clients.losses[clients.ids[0]])
 
     def _clients(self, ids: Sequence[int], *, in_turn: bool) -> RemoteClients:
         return RemoteClients(self.kit, self.halves, self.t, ids, self.train, self.ledger, in_turn=in_turn)

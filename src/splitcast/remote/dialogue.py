@@ -27,6 +27,8 @@ class Dialogue:
         self._closing = False
         self._programs_turn, self._callers_turn = threading.Semaphore(0), threading.Semaphore(0)
         self.ended = False
+        self.turns = 0
+        """how often the program waited"""
         self._thread = threading.Thread(target=self._run, daemon=True, name="program")
         self._thread.start()
 
@@ -60,11 +62,16 @@ class Dialogue:
     def receive(self) -> Any:
         """The next message; waits for it."""
         while not self._inbox:
-            self._callers_turn.release()
-            self._programs_turn.acquire()
-            if self._closing:
-                raise Abandoned
+            self.wait()
         return self._inbox.popleft()
+
+    def wait(self) -> None:
+        """Let the caller have what was sent, until its next call."""
+        self.turns += 1
+        self._callers_turn.release()
+        self._programs_turn.acquire()
+        if self._closing:
+            raise Abandoned
 
     def _run(self) -> None:
         self._programs_turn.acquire()

@@ -15,7 +15,7 @@ from splitcast.base.config import Config, to_toml
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import torch_seed
 from splitcast.data.batches import participants
-from splitcast.engine.engine import Measured, RoundReport, evaluate
+from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink
 from splitcast.engine.party import Kit
 from splitcast.engine.state import State
@@ -53,11 +53,12 @@ class Federation:
     ) -> None:
         """``names`` are the sites in the order of the client numbers; those in ``absent`` cannot be called."""
         refuse_what_cannot_travel(config, len(names))
+        self._scheme = make_scheme(config)
+        model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
         self.optimiser = make_optimiser(config.train)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
-        self._scheme = make_scheme(config)
         placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
@@ -84,6 +85,7 @@ class Federation:
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
         self.halves.state = State.from_tensors(tensors, placement, 0, self.halves.like)
+        restore_kept(self._scheme, tensors)
         self.halves.differ = not self.scheme.equal_after(t)
         self.halves.restore(t)
 
@@ -123,7 +125,8 @@ class Federation:
 
     def _run(self, t: int, ids: Sequence[int], ledger: Ledger) -> RemoteCohort:
         """The program of a round, with these sites."""
-        cohort = RemoteCohort(self.kit, self.halves, t, ids, self.train, ledger)
+        one = self._scheme.one_server
+        cohort = RemoteCohort(self.kit, self.halves, t, ids, self.train, ledger, one_server=one)
         link = ServerLink(self.sites, ledger, self.train.seed)
         with self.kit.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
@@ -149,7 +152,7 @@ class Federation:
         average = self.halves.average()
         self.halves.keep(t)
         state = State(self.state.placement, average, self.state.server)
-        return state.tensors(), {"cut": str(state.placement.cut), "copies": "0"}
+        return state.tensors() | kept_tensors(self._scheme), {"cut": str(state.placement.cut), "copies": "0"}
 
     def _join(self, config: Config, run: str) -> np.ndarray:
         """Tell the sites what is trained; returns how many rows each has, 0 for those that cannot take part."""

@@ -19,10 +19,10 @@ from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config, from_toml
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.augment import augmented, find_augment
-from splitcast.data.batches import draw_batch
-from splitcast.engine.dry import DryParty, shape_only
+from splitcast.data.batches import draw_batch, in_turn, own_order
+from splitcast.engine.dry import DryParty, DrySent, shape_only
 from splitcast.engine.party import Group, Kit, LocalParty
-from splitcast.engine.values import Known
+from splitcast.engine.values import Known, whole
 from splitcast.model import MOST_CLASSES, MOST_VALUES, make_model
 from splitcast.remote.dialogue import Dialogue
 from splitcast.remote.wire import (
@@ -126,9 +126,9 @@ class Site:
         x, y = self._rows(made, client)
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
-        model = make_model(made, shape, classes, x.dtype)
         augment = find_augment(made.data.augment)
         scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
+        model = scheme.fitted(make_model(made, shape, classes, x.dtype))
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")
         kit = Kit(model, task, optimiser, runtime)
@@ -139,6 +139,7 @@ class Site:
         self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
         self.weights, self.holds, self.differences = like.only(lambda name: False), False, Differences()
         self._adopted = 0
+        self.marked: Weights | None = None
         self.config, self.augment, self.joined = made, augment, True
         return {"rows": len(self.y)}
 
@@ -196,7 +197,8 @@ class Site:
         self.leave()
         self.optimiser.begin(round_)
         self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
-        cohort, self._before = SiteCohort(self, self.group), self.weights.clone()
+        self.cohort, self._before = SiteCohort(self, self.group), self.weights.clone()
+        cohort = self.cohort
         self._dialogue = Dialogue(
             lambda dialogue: self.scheme.at(self.placement).round(round_, cohort, None, SiteLink(dialogue))
         )
@@ -251,7 +253,7 @@ class Site:
                 self.weights = self._before
             self._dialogue = None
             raise
-        self._answered = (self.group.round, turn, {"messages": sent, "loss": float(self.group.loss)})
+        self._answered = (self.group.round, turn, {"messages": sent, "loss": self.cohort.loss})
         return self._answered[2]
 
     def _sync(self) -> Codec:
@@ -303,15 +305,31 @@ class SiteClients(LocalParty):
             if self.site.augment:
                 place = (self.group.round, self.group.step, [self.site.client])
                 x = augmented(self.site.augment, x, train.seed, *place)
-            yield Batch(Known(x), Known(self.site.y[rows][None]))
-            self.step()
+            yield from self._one(x, rows)
 
-    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False) -> Pass:
+    def samples(self, first: int) -> Iterator[Batch]:
+        train, size = self.site.config.train, len(self.site.y)
+        rows = torch.from_numpy(in_turn(own_order(train.seed, self.site.client, size), first, train.batch))
+        yield from self._one(self.site.x[rows][None], rows)
+
+    def _one(self, x: Tensor, rows: Tensor) -> Iterator[Batch]:
+        yield Batch(Known(x), Known(self.site.y[rows][None]))
+        self.step()
+
+    def mark(self) -> None:
+        self.site.marked = self.site.weights.snapshot()
+
+    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
+        """Of a site that was started anew and has marked nothing, 0."""
+        marked = self.site.marked
+        return torch.zeros(1, device="cpu") if marked is None else self.change(marked, segment, x)
+
+    def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False, plain: bool = False) -> Pass:
         place = (self.group.round, self.group.step, self.site.client, segment.start)
         seed = torch_seed(self.site.config.train.seed, "layers", *place)
         with self.kit.runtime.fork_rng():
             torch.manual_seed(seed)
-            return super().run(segment, k, values, again=again)
+            return super().run(segment, k, values, again=again, plain=plain)
 
     def receive(self, link: "SiteLink") -> None:
         """The server has given the weights before the round began."""
@@ -320,16 +338,37 @@ class SiteClients(LocalParty):
         link.send_weights(self.site)
 
 
+class SiteServer(DryParty):
+    """The server, elsewhere. Where it needs what was sent, the site waits until it has it, as the server does."""
+
+    def forward(self, segment: int, x: Values | Tensor) -> DrySent:
+        return super().forward(segment, whole(x))
+
+    def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
+        return super().descend(segment, whole(x), y)
+
+    def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
+        return super().estimate(segment, whole(x), y)
+
+
 class SiteCohort:
     """All clients of a round, as one of them sees it."""
 
     def __init__(self, site: Site, group: Group) -> None:
         self.site, self.group = site, group
+        self.clients = SiteClients(site, group)
 
-    def in_parallel(self, server: None, *, mixes: bool, averaged: bool) -> Iterator[tuple[SiteClients, DryParty]]:
+    @property
+    def loss(self) -> float:
+        """Mean over what this site descended so far."""
+        return float(self.clients.total) / max(1, self.clients.descents)
+
+    def in_parallel(
+        self, server: None, *, mixes: bool, averaged: bool, still: bool = False
+    ) -> Iterator[tuple[SiteClients, SiteServer]]:
         yield self._pair()
 
-    def in_turn(self, server: None) -> Iterator[tuple[SiteClients, DryParty]]:
+    def in_turn(self, server: None) -> Iterator[tuple[SiteClients, SiteServer]]:
         yield self._pair()
 
     def average(self, link: "SiteLink", codec: Codec = FP32) -> None:
@@ -343,10 +382,27 @@ class SiteCohort:
         differences.kept(0, sent, unpack_change(message, len(differences.last), codec))
         link.dialogue.send(message)
 
-    def _pair(self) -> tuple[SiteClients, DryParty]:
+    def _pair(self) -> tuple[SiteClients, SiteServer]:
         site = self.site
-        server = DryParty(site.model, site.kit.task, site.placement, [site.client], site.config.train.batch, Ledger())
-        return SiteClients(site, self.group), server
+        train = site.config.train
+        server = SiteServer(site.model, site.kit.task, site.placement, [site.client], train.batch, Ledger())
+        return self.clients, server
+
+    def central(self, server: None) -> SiteServer:
+        return self._pair()[1]
+
+
+class Posted(Values):
+    """What was sent up; who needs it waits until it has arrived."""
+
+    def __init__(self, dialogue: Dialogue, shape: Sequence[int]) -> None:
+        super().__init__([slice(0, None)], shape)
+        self.dialogue, self.turn = dialogue, dialogue.turns
+
+    def chunk(self, k: int) -> Tensor:
+        if self.dialogue.turns == self.turn:
+            self.dialogue.wait()
+        return shape_only(*self.shape)
 
 
 class SiteLink:
@@ -355,11 +411,11 @@ class SiteLink:
     def __init__(self, dialogue: Dialogue) -> None:
         self.dialogue = dialogue
 
-    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Known:
-        values = x if isinstance(x, Tensor) else x.whole()
+    def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Posted:
+        values = whole(x)
         if codec.bound(values.shape[1:]):
             self.dialogue.send(pack(kind, values[0], codec.at(who.place[0])))
-        return Known(shape_only(*values.shape))
+        return Posted(self.dialogue, values.shape)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
         return self._received(kind, x.shape[1:], codec)

@@ -317,6 +317,8 @@ def make_selector(
     if fixed_cut(choice.policy, config.split.cut) is not None:
         return None
     scenario = clock.scenario
+    if scenario.scheme.fixed_cut:
+        raise SplitcastError(f"policy: {choice.policy!r} moves the cut; {scenario.scheme.name} needs fixed")
     if choice.gamma_draws:
         if not isinstance(engine, Simulator):
             raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")

@@ -16,7 +16,7 @@ memory at once; `link.up`, `forward` and `descend` take it as it is, and `whole(
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,6 +25,8 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import codec
+from splitcast.model.split import SplitModel
 from splitcast.training.placement import Placement
 from splitcast.training.task import Task
 
@@ -75,7 +77,19 @@ class Party(Protocol):
         ...
 
     def descend(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
-        """The last segment: losses F^n (K,), gradients at the input (K, b, *d), and a step."""
+        """The last segment, or a head: losses F^n (K,), gradients at the input (K, b, *d), and a step."""
+        ...
+
+    def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
+        """The gradients that `descend` would give, without a step."""
+        ...
+
+    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+        """A step along the mean gradient of samples of anybody's, x (B, *d) (`Scheme.one_server`)."""
+        ...
+
+    def step(self) -> None:
+        """Step along what was gathered so far; by itself this happens at the end of a local step."""
         ...
 
 
@@ -101,6 +115,22 @@ class Clients(Party, Protocol):
         """The tau local steps of the round."""
         ...
 
+    def samples(self, first: int) -> Iterator[Batch]:
+        """A step of its own with b samples of each client, from place ``first`` on in an order that each has."""
+        ...
+
+    def align(self, segment: int, x: Values | Tensor, y: Values | Tensor, grads: Tensor) -> None:
+        """Let a head learn to have the gradients that it is told."""
+        ...
+
+    def mark(self) -> None:
+        """Remember the client half as it is."""
+        ...
+
+    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
+        """How far outputs on x are from those of the remembered half, relative to these (K,)."""
+        ...
+
     def receive(self, link: Any) -> None:
         """Take the client half over from the server (unicast)."""
         ...
@@ -113,16 +143,22 @@ class Clients(Party, Protocol):
 class Cohort(Protocol):
     """All clients of a round that have the same placement."""
 
-    def in_parallel(self, server: Any, *, mixes: bool, averaged: bool) -> Iterator[tuple[Clients, Party]]:
+    def in_parallel(
+        self, server: Any, *, mixes: bool, averaged: bool, still: bool = False
+    ) -> Iterator[tuple[Clients, Party]]:
         """Side by side, each with a copy of the server half; the copies are averaged at the end.
 
         They come in groups that fit into memory; with ``mixes`` all together, because a reply depends on all of them.
-        ``averaged``: their halves are averaged right after, so that copies need not last.
+        ``averaged``: their halves are averaged right after, so that copies need not last; ``still``: they do not step.
         """
         ...
 
     def in_turn(self, server: Any) -> Iterator[tuple[Clients, Party]]:
         """One after the other, with one server half and one client half."""
+        ...
+
+    def central(self, server: Any) -> Party:
+        """The one server half, to train on what the server has (`Party.train`)."""
         ...
 
     def average(self, link: Any, codec: Codec = FP32) -> None:
@@ -165,6 +201,12 @@ class Scheme:
     """Whether what one client receives may depend on the others'; without, groups of clients run one after another."""
     clients_keep_halves = True
     """Whether clients hold weights between rounds; else they are given some when it is their turn."""
+    many_steps = False
+    """Whether clients step more than once in a local step, so that one copy of a half cannot stand for all."""
+    fixed_cut = False
+    """Whether it keeps things that belong to one cut, so that no policy may move it."""
+    one_server = False
+    """Whether clients work with one server half, which steps whenever it is told to; else each has a copy of it."""
     uplink: Codec = FP32
     downlink: Codec = FP32
     sync: Codec = FP32
@@ -192,6 +234,21 @@ class Scheme:
         """Who holds which of the V blocks, for the cut that the user chose."""
         return Placement.split(cut, depth)
 
+    def fitted(self, model: SplitModel) -> SplitModel:
+        """The model with what the scheme adds to it, such as auxiliary heads."""
+        return model
+
+    def kind(self, t: int) -> int:
+        """Rounds of the same kind send and compute the same, as far as can be known beforehand."""
+        return int(self.syncs(t))
+
+    def kept(self) -> dict[str, Tensor]:
+        """What the server keeps for the scheme between rounds, for a checkpoint."""
+        return {}
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None:
+        """The inverse of `kept`; without anything kept, as at the start."""
+
     def at(self, placement: Placement) -> "Scheme":
         """The scheme as it runs at a placement."""
         return self
@@ -208,6 +265,11 @@ class Scheme:
     def settings(self) -> dict[str, Any]:
         """What `at` chose by itself, as configuration values: a record of a run does not lean on defaults."""
         return {}
+
+
+def codec_of(field: str, name: str, own: Codec) -> Codec:
+    """The codec that a configuration names; auto is the scheme's own."""
+    return own if name == "auto" else codec(name, field)
 
 
 def refuse_sync(config: Config, name: str) -> None:

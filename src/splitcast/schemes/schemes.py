@@ -14,13 +14,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from splitcast.base.codec import Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.base.formats import CODECS, codec
+from splitcast.base.formats import CODECS
 from splitcast.base.registry import Registry
+from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
 from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
-from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, refuse_sync
+from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, codec_of, refuse_sync
+from splitcast.schemes.replay import Ampere, Replay
 from splitcast.training.placement import Placement
 
 
@@ -37,9 +38,9 @@ class Split(Scheme):
         split = config.split
         if split.sync_every >= 0:
             self.sync_every = split.sync_every
-        self.uplink = _codec("uplink_codec", split.uplink_codec, self.uplink)
-        self.downlink = _codec("downlink_codec", split.downlink_codec, self.downlink)
-        self.sync = _codec("sync_codec", split.sync_codec, self.sync)
+        self.uplink = codec_of("uplink_codec", split.uplink_codec, self.uplink)
+        self.downlink = codec_of("downlink_codec", split.downlink_codec, self.downlink)
+        self.sync = codec_of("sync_codec", split.sync_codec, self.sync)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
@@ -125,7 +126,7 @@ class FedAvg(Scheme):
 
     def __init__(self, config: Config) -> None:
         refuse_sync(config, self.name)
-        self.sync = _codec("sync_codec", config.split.sync_codec, self.sync)
+        self.sync = codec_of("sync_codec", config.split.sync_codec, self.sync)
 
     def place(self, cut: int, depth: int) -> Placement:
         return Placement.whole(depth)
@@ -159,7 +160,20 @@ class SplitLearning(Split):
 
 
 SCHEMES: Registry[type[Scheme]] = Registry("scheme", takes=1)
-for _scheme in (SflGa, Sfl, Psl, Epsl, SflGb, FedAvg, SplitLearning):
+for _scheme in (
+    SflGa,
+    Sfl,
+    Psl,
+    Epsl,
+    SflGb,
+    FedAvg,
+    SplitLearning,
+    Replay,
+    LocalLoss,
+    CseFsl,
+    FslSage,
+    Ampere,
+):
     SCHEMES[_scheme.name] = _scheme
 
 
@@ -174,7 +188,3 @@ def make_scheme(config: Config) -> Scheme:
     if not isinstance(made, Scheme):
         raise SplitcastError(f"scheme: {config.split.scheme!r} gives a {type(made).__name__}, not a Scheme")
     return made
-
-
-def _codec(field: str, name: str, own: Codec) -> Codec:
-    return own if name == "auto" else codec(name, field)

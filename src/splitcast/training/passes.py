@@ -4,12 +4,14 @@ Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pa
 `torch.func.vmap` runs them together, or, where it has no rule for a layer, one after another.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from splitcast.model.split import Params, SplitModel
-from splitcast.training.factored import FactoredLinear, Factors
+from splitcast.training.factored import FactoredLinear, Factors, Gradient
 from splitcast.training.optimiser import Optimiser, clipped
 from splitcast.training.placement import Segment
 from splitcast.training.runtime import Runtime
@@ -29,8 +31,10 @@ class Pass:
         runtime: Runtime,
         *,
         again: bool = False,
+        plain: bool = False,
     ) -> None:
-        """A pass changes buffers where its layers do so, unless it is the same ``again``."""
+        """A pass changes buffers where its layers do so, unless it is the same ``again``; a ``plain`` one can be
+        differentiated twice."""
         self.weights, self.rows, self.x = weights, rows, x
         stacked = weights.stacked
         self.leaves: Params = {
@@ -49,7 +53,7 @@ class Pass:
 
         with runtime.arithmetic():
             if stacked and model.stackable(segment.start, segment.stop):
-                with self.linear:
+                with nullcontext() if plain else self.linear:
                     self.output: Tensor = vmap(run, randomness="different")(self.leaves, buffers, x)
             elif stacked:
                 each = zip(_unstacked(self.leaves, x), _unstacked(buffers, x), x, strict=True)
@@ -68,14 +72,18 @@ class Pass:
         wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
         grads = self.linear.gradients(self.output, grad, wrt)
         at_input = grads.pop("input", None)
+        self.apply(grads, optimiser, scale)
+        assert not isinstance(at_input, Factors)
+        return at_input
+
+    def apply(self, grads: dict[str, Gradient], optimiser: Optimiser, scale: float = 1.0) -> None:
+        """Stacked copies step along their gradients, one copy gathers ``scale`` times them."""
         if (norm := getattr(optimiser, "clip_norm", 0.0)) and grads:
             grads = clipped(grads, norm, stacked=self.weights.stacked)
         if self.weights.stacked:
             self.weights.step_rows(optimiser, grads, self.rows)
         else:
             self.weights.accumulate(grads, scale)
-        assert not isinstance(at_input, Factors)
-        return at_input
 
 
 def _unstacked(values: Params, x: Tensor) -> list[Params]:

@@ -4,7 +4,7 @@ Split learning has two, clients then server; FedAvg has one; with labels at home
 clients' again. Clients of equal placements form a cohort and run together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from splitcast.base.errors import SplitcastError
@@ -20,6 +20,8 @@ class Segment:
     side: Side
     start: int
     stop: int
+    head: bool = False
+    """an auxiliary head, beside the way of a sample: it reads what leaves the first segment"""
 
     def holds(self, name: str) -> bool:
         """Whether a parameter belongs to these blocks."""
@@ -41,7 +43,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         at = 0
-        for segment in self.segments:
+        for segment in self.way:
             if segment.start != at or segment.stop < segment.start:
                 raise SplitcastError(f"placement: segments must follow each other, got {self.segments}")
             at = segment.stop
@@ -58,10 +60,20 @@ class Placement:
         """All blocks on the clients."""
         return Placement((Segment("client", 0, depth),))
 
+    def with_head(self) -> "Placement":
+        """The same with the auxiliary head of the cut (`SplitModel.with_heads`) on the clients, as the last segment."""
+        at = self.depth + self.segments[0].stop - 1
+        return replace(self, segments=(*self.segments, Segment("client", at, at + 1, head=True)))
+
+    @property
+    def way(self) -> list[Segment]:
+        """The segments that a sample passes on its way to the output."""
+        return [segment for segment in self.segments if not segment.head]
+
     @property
     def depth(self) -> int:
         """V"""
-        return self.segments[-1].stop
+        return self.way[-1].stop
 
     @property
     def cut(self) -> int:
@@ -86,6 +98,6 @@ class Placement:
         """Whether clients hold a parameter or buffer."""
         return self.side(name) == "client"
 
-    def side(self, name: str) -> Side:
-        """Who holds a parameter."""
-        return next(segment.side for segment in self.segments if segment.holds(name))
+    def side(self, name: str) -> Side | None:
+        """Who holds a parameter; nobody those of other cuts' heads."""
+        return next((segment.side for segment in self.segments if segment.holds(name)), None)

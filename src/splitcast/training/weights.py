@@ -165,6 +165,11 @@ class Weights:
                 squares += torch.linalg.vector_norm(part - weights @ part, dim=1).double().square()
         return float(squares.sqrt().mean())
 
+    def snapshot(self) -> "Weights":
+        """A copy of what a model needs to run, without the optimiser's state."""
+        slots = {slot: values for slot, values in self.slots.items() if not slot.startswith(STATE)}
+        return Weights({slot: {k: v.clone() for k, v in values.items()} for slot, values in slots.items()})
+
     # parts of the model
 
     def only(self, keep: Callable[[str], bool]) -> "Weights":

@@ -56,8 +56,8 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         placement = placements.get(record.cut)
         if placement is None:
             raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
-        syncs = scenario.scheme.at(placement).syncs(record.round)
-        sent = (record.cut, syncs, clients.tobytes(), *sorted(record.kinds.items()))
+        kind = scenario.scheme.at(placement).kind(record.round)
+        sent = (record.cut, kind, clients.tobytes(), *sorted(record.kinds.items()))
         if sent not in known:
             known[sent] = tuple(_stages(scenario, placement, record, clients.tolist()))
         alike[known[sent]].append(record)
