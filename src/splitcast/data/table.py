@@ -70,7 +70,7 @@ def read_table(path: Path) -> "DataFrame":
         raise SplitcastError(f"dataset: {path} is larger than {MOST_BYTES:,} bytes")
     try:
         if path.suffix == ".csv":
-            return pandas.read_csv(path, low_memory=False, encoding="utf-8-sig")  # type: ignore[no-any-return]
+            return pandas.read_csv(path, low_memory=False, encoding="utf-8-sig")
         return _parquet(path)
     except SplitcastError:
         raise
