@@ -28,12 +28,12 @@ from splitcast.deploy.kits import make_kits
 from splitcast.deploy.processes import stop
 from splitcast.run.records import RoundRecord, RoundsReader, RunFolder
 from splitcast.run.verify import verify
+from waiting import PATIENCE_S, wait_for
 
 SITES = ("site-1", "site-2", "site-3")
 VICTIM = SITES[-1]
 CONFIG = with_values(Config(), clients=3, batch=8, arch="cnn-small", scheme="sfl-ga", checkpoint_every=10)
 LIMITS = "call_timeout_s = 5\ndrop_after = 3"
-PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,7 @@ class Lab:
         for names in (("server", *(name for name in SITES if name != VICTIM)), (VICTIM,)):
             command = self.command("start", "--only", *names, who=names[0])
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + PATIENCE_S
-        while not all(about["connected"] for about in self.status().values()):
-            assert time.monotonic() < deadline, "the sites do not connect"
+        wait_for(lambda: all(about["connected"] for about in self.status().values()))
 
     def status(self) -> dict[str, dict[str, bool]]:
         """Of everybody."""

@@ -36,14 +36,15 @@ from splitcast.remote.flare import FlareSite, FlareTransport
 from splitcast.remote.site import Site
 from splitcast.run.loop import train
 from splitcast.run.records import RunFolder
-from test_deploy import free_port, handshake, left_behind, refused, wait_for
+from test_deploy import free_port, handshake, left_behind, refused
+from waiting import PATIENCE_S, wait_for
 
 OWN = "flare_lab:small"
 CONFIG = with_values(Config(), clients=2, rounds=LURE, batch=8, arch=OWN, scheme="sfl-ga", checkpoint_every=3)
 PUBLISHED = ["join", "restore", "adopt", "hand_in", "keep", "begin", "proceed", "move"]
 
 
-def write_deployment(path, port, sites=("site-1", "site-2"), limits="", imports=("flare_lab",), site="", timeout_s=3):
+def write_deployment(path, port, sites=("site-1", "site-2"), limits="", imports=("flare_lab",), site="", timeout_s=10):
     """A deployment file whose sites hold parts of the run's data set."""
     allowed = f"imports = {json.dumps(list(imports))}"
     lines = ["# who takes part", "[server]", f"port = {port}", allowed, "[limits]", limits]
@@ -67,7 +68,7 @@ def live(tmp_path_factory):
         try:
             processes.start(folder)
             with Operator(folder) as operator:
-                supervise.wait_for_sites(operator, load_deployment(folder / "deployment.toml"), 300, 2)
+                supervise.wait_for_sites(operator, load_deployment(folder / "deployment.toml"), PATIENCE_S, 2)
             yield folder
         finally:
             processes.stop(folder)
@@ -175,7 +176,7 @@ def test_every_port_wants_a_certificate(live):
     for address in ports:
         context = ssl.create_default_context(cafile=str(live / "site-1/startup/rootCA.pem"))
         context.check_hostname = False
-        raw = socket.create_connection(("127.0.0.1", address.port), timeout=5)
+        raw = socket.create_connection(("127.0.0.1", address.port), timeout=60)
         with context.wrap_socket(raw) as secure:  # it is TLS, of this authority
             assert secure.version() == "TLSv1.3"
             assert not answers(secure)  # and without a certificate of this authority nothing is said
@@ -211,7 +212,7 @@ def left_alone(run):
 @pytest.mark.deploy
 def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_on(live, tmp_path, capsys):
     config, out = tmp_path / "c.toml", tmp_path / "run"
-    config.write_text(to_toml(with_values(CONFIG, rounds=200, checkpoint_every=5, eval_every=200)))
+    config.write_text(to_toml(with_values(CONFIG, rounds=400, checkpoint_every=5, eval_every=400)))
     command = [sys.executable, "-m", "splitcast", "deploy", "run", config, "--folder", live, "--out", out]
     running = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = RunFolder(out)
@@ -226,7 +227,7 @@ def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_o
         alone = left_alone(run)[0]
         wait_for(lambda: any(record.clients == 2 for record in run.rounds()[alone:]))
         running.terminate()
-        _, said = running.communicate(timeout=300)
+        _, said = running.communicate(timeout=PATIENCE_S)
     finally:
         running.kill()
     assert running.returncode == 130
@@ -234,14 +235,14 @@ def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_o
     assert last == f"splitcast: interrupted; go on with: splitcast deploy run --resume {out} --folder {live}"
     records = run.rounds()
     done = len(records)
-    assert done < 200 and records[alone - 1].clients == 1
+    assert done < 400 and records[alone - 1].clients == 1
     with run.lock():  # nobody writes any more
         time.sleep(0.5)
         assert len(run.rounds()) == done
     main(["deploy", "run", "--resume", str(out), "--folder", str(live), "--json"])
-    assert json.loads(capsys.readouterr().out)["rounds"] == 200
+    assert json.loads(capsys.readouterr().out)["rounds"] == 400
     records = run.rounds()
-    assert [record.round for record in records] == list(range(1, 201))
+    assert [record.round for record in records] == list(range(1, 401))
     assert any(record.clients == 2 for record in records[done:])
 
 

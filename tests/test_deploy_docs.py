@@ -17,6 +17,7 @@ from splitcast.run.verify import verify
 from test_deploy import free_port, left_behind
 from test_deploy_attacks import write_deployment
 from test_docs import fenced
+from waiting import PATIENCE_S
 
 MODULES = ("my_scheme", "my_home", "my_codec", "my_task", "my_optimiser", "my_model")
 RUNS = {
@@ -48,7 +49,7 @@ def live(tmp_path_factory):
         try:
             processes.start(root / "kits")
             with Operator(root / "kits") as operator:
-                supervise.wait_for_sites(operator, load_deployment(root / "kits/deployment.toml"), 300, 2)
+                supervise.wait_for_sites(operator, load_deployment(root / "kits/deployment.toml"), PATIENCE_S, 2)
             yield root / "kits"
         finally:
             processes.stop(root / "kits")

@@ -13,7 +13,7 @@ def lab(tmp_path_factory):
     root = tmp_path_factory.mktemp("failures")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
-        with laboratory(root, "call_timeout_s = 2\ndrop_after = 2") as made:
+        with laboratory(root, "call_timeout_s = 10\ndrop_after = 2") as made:
             yield made
     assert left_behind(root) == []
 
@@ -30,7 +30,7 @@ def left_alone(made):
 
 @pytest.mark.deploy
 def test_a_run_survives_the_death_of_the_server(lab, tmp_path):
-    made = trial(lab, "server killed", tmp_path / "run", 40, at=12, over=lambda made: True)
+    made = trial(lab, "server killed", tmp_path / "run", 80, at=12, over=lambda made: True)
     assert whole(made) and made.back is not None
     assert {record.round for _, record in made.after} >= {11, 12}  # from the checkpoint of round 10
 

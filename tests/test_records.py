@@ -24,6 +24,7 @@ from splitcast.base.errors import SplitcastError
 from splitcast.run import lines, records
 from splitcast.run.records import RoundRecord, RoundsReader, RunFolder
 from splitcast.run.verify import verify
+from waiting import PATIENCE_S
 
 CONFIG = with_values(Config(), rounds=8)
 ABOUT = {"cut": "2", "copies": "0"}
@@ -1037,7 +1038,7 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     if not child:
         with RunFolder(tmp_path).lock():
             os.write(tell, b"x")
-            time.sleep(60)
+            time.sleep(PATIENCE_S)
         os._exit(0)
     os.read(ready, 1)
     try:
@@ -1058,7 +1059,7 @@ def test_many_processes_that_want_the_lock_get_it_one_at_a_time(tmp_path):
     for _ in range(4):
         child = os.fork()
         if not child:
-            taken, end = 0, time.monotonic() + 20
+            taken, end = 0, time.monotonic() + PATIENCE_S
             while taken < 25 and time.monotonic() < end:
                 try:
                     with RunFolder(tmp_path).lock():

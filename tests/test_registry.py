@@ -327,7 +327,7 @@ def test_data_sets_of_the_user():
 def test_bad_data_sets_are_one_line():
     assert refusal(data.load, "imagenet") == (
         "dataset: unknown 'imagenet'; choose one of mnist-mini, mnist, fashion-mnist, cifar10, "
-        "or module:function of yours"
+        "a folder, a .npz, .csv or .parquet file, or module:function of yours"
     )
     message = refusal(data.load, f"{__name__}:three_tensors")
     assert message.endswith("returned tuple; allowed are Dataset and (train_x, train_y, test_x, test_y)")

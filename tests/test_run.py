@@ -17,9 +17,10 @@ from splitcast.base.config import Config, DataConfig, ModelConfig, SplitConfig, 
 from splitcast.base.errors import SplitcastError
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import train
+from splitcast.run.loop import make_simulator, train
 from splitcast.run.records import RunFolder
 from splitcast.run.verify import verify
+from waiting import wait_for
 
 QUICK = Config(
     data=DataConfig(clients=4, partition="dirichlet", sizes="unequal"),
@@ -97,9 +98,7 @@ def test_resume_after_kill_9_at_a_random_moment(tmp_path):
     kills = 0
     for _ in range(3):
         process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 60
-        while not (victim / "rounds.jsonl").exists() and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda p=process: (victim / "rounds.jsonl").exists() or p.poll() is not None, 0.01)
         time.sleep(chance.uniform(0, 2))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
@@ -212,8 +211,17 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_lost(tmp_path, damage):
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     stopped_after(QUICK, tmp_path / "a", 7)
-    with pytest.raises(SplitcastError, match=r"checkpoint: client/trained/0.0.weight has shape \(4, 4, 1, 5, 5\), not"):
+    with pytest.raises(SplitcastError, match='was begun with arch = "cnn-small", not arch = "cnn"; use another folder'):
         train(QUICK, tmp_path / "a", resume=True, model=build("cnn", (1, 28, 28), 10, seed=0))
+    wide, narrow = (
+        SplitModel([nn.Flatten(), nn.Linear(784, width), nn.Linear(width, 10)], (1, 28, 28)) for width in (9, 8)
+    )
+    train(QUICK, tmp_path / "b", model=wide)
+    with pytest.raises(SplitcastError, match="trained another model"):
+        train(with_values(QUICK, rounds=9), tmp_path / "b", resume=True, model=narrow)
+    stored, other = RunFolder(tmp_path / "a").restore(), make_simulator(with_values(QUICK, arch="cnn"))
+    with pytest.raises(SplitcastError, match=r"checkpoint: client/trained/0.0.weight has shape \(4, 4, 1, 5, 5\), not"):
+        other.resume(stored.tensors, stored.about, stored.round)
 
 
 def test_nan_loss_stops_with_one_line_and_keeps_the_last_checkpoint(tmp_path):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -20,6 +19,7 @@ from splitcast.run.records import RunFolder
 from splitcast.studies.results import Estimate, as_latex, as_markdown, estimate, over_seeds, read_rows
 from splitcast.studies.sweep.points import parse_axis, points, read_plan
 from splitcast.studies.sweep.sweep import sweep
+from waiting import wait_for
 
 SMALL = with_values(Config(), arch="cnn-small", rounds=3, clients=3, batch=4, eval_every=3)
 FLAGS = ["--arch", "cnn-small", "--clients", "3", "--batch", "4", "--eval-every", "1000"]
@@ -100,16 +100,10 @@ def test_a_killed_sweep_ends_with_the_same_table(tmp_path, capsys):
     command = [sys.executable, "-m", "splitcast", "sweep", *over, "--out", tmp_path / "killed", "--quiet"]
     for least in (10, 70):
         running = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while _rounds(tmp_path / "killed") < least and running.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda n=least, p=running: _rounds(tmp_path / "killed") >= n or p.poll() is not None, 0.05)
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
-        deadline = time.monotonic() + 60
-        while any((tmp_path / "killed" / name).exists() and _locked(tmp_path / "killed" / name) for name in _runs()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for(lambda: not any(_locked(tmp_path / "killed" / name) for name in _runs()), 0.05)
     main([str(word) for word in command[3:]])
     capsys.readouterr()
     main(["sweep", *over, "--out", str(tmp_path / "whole"), "--quiet", "--jobs", "1"])
@@ -129,6 +123,8 @@ def _rounds(folder):
 
 
 def _locked(folder):
+    if not folder.exists():
+        return False
     try:
         with RunFolder(folder).lock():
             return False

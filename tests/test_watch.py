@@ -3,7 +3,6 @@
 import http.client
 import json
 import socket
-import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,6 +12,7 @@ from splitcast.run.records import RunFolder
 from splitcast.studies import watch
 from splitcast.studies.watch import Live, serve
 from test_report import chromium, record, write_run  # noqa: F401
+from waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def served(tmp_path, quick):
 
 
 def get(where, path, host=None, **headers):
-    connection = http.client.HTTPConnection(host or where.hostname, where.port, timeout=10)
+    connection = http.client.HTTPConnection(host or where.hostname, where.port, timeout=PATIENCE_S)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     content = answer.read()
@@ -47,11 +47,18 @@ def get(where, path, host=None, **headers):
     return answer.status, content, dict(answer.getheaders())
 
 
+def now(where):
+    """Where the only run stands."""
+    (state,) = json.loads(get(where, "/data.json")[1])["live"]["runs"]
+    return state
+
+
 def test_the_page_waits_for_a_first_round_and_then_shows_it(tmp_path, served):
     live, where = served()
     assert b"Nothing to show yet" in get(where, "/")[1] and get(where, "/data.json")[1] == b""
     run = RunFolder(write_run(tmp_path / "a", records=[record(1)]))
-    assert live.wait(1, 10) > 1
+    assert live.wait(1, PATIENCE_S) > 1
+    wait_for(lambda: get(where, "/data.json")[1])  # a look may come in the middle of the writing
     status, page, _ = get(where, "/")
     assert status == 200 and b"EventSource" in page and b"connect-src 'self'" in page
     shown = json.loads(get(where, "/data.json")[1])
@@ -62,16 +69,13 @@ def test_the_page_waits_for_a_first_round_and_then_shows_it(tmp_path, served):
     known = live.version
     with run.lock():
         run.append(record(2, failures={"site-1": "lost"}))
-        assert live.wait(known, 10) > known
-        time.sleep(0.5)
-        (state,) = json.loads(get(where, "/data.json")[1])["live"]["runs"]
-        assert (state["round"], state["state"], state["failures"]) == (2, "training", ["site-1: lost"])
+        assert live.wait(known, PATIENCE_S) > known
+        wait_for(lambda: now(where)["round"] == 2)
+        state = now(where)
+        assert (state["state"], state["failures"]) == ("training", ["site-1: lost"])
         assert state["rounds_per_s"] > 0 and state["left_s"] == pytest.approx(4 / state["rounds_per_s"], rel=1e-5)
     run.finish({"accuracy": 0.5})
-    deadline = time.monotonic() + 10
-    while json.loads(get(where, "/data.json")[1])["live"]["runs"][0]["state"] != "finished":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: now(where)["state"] == "finished")
 
 
 def test_only_this_machine_sees_it_without_a_token(tmp_path, served):
@@ -114,7 +118,7 @@ def own_address():
 def test_events_tell_when_there_is_something_new(tmp_path, served):
     run = RunFolder(write_run(tmp_path / "a", records=[record(1)]))
     _, where = served()
-    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
+    connection = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE_S)
     connection.request("GET", "/events")
     answer = connection.getresponse()
     first = answer.readline()
@@ -131,7 +135,7 @@ def test_too_many_visitors_are_sent_away(tmp_path, served, monkeypatch):
     _, where = served()
     listening = []
     for _ in range(2):
-        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=10)
+        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=PATIENCE_S)
         connection.request("GET", "/events")
         assert connection.getresponse().status == 200
         listening.append(connection)
@@ -158,8 +162,8 @@ def test_a_curve_grows_in_a_browser_and_a_lost_site_turns_red(tmp_path, served, 
     sites[0]["connected"] = False
     for t in range(2, 5):
         run.append(record(t, test_accuracy=0.1 * t))
-    wait_until(lambda: "4 of 6" in js("return document.getElementById('now').textContent"))
-    wait_until(lambda: js(colour) != before and js(colour) == "rgb(179, 38, 30)")
+    wait_for(lambda: "4 of 6" in js("return document.getElementById('now').textContent"))
+    wait_for(lambda: js(colour) != before and js(colour) == "rgb(179, 38, 30)")
     assert js("return data.runs[0].columns.rounds.length") == 4
     assert js("return window.same") is True  # the page was not loaded again
     assert js("return document.documentElement.scrollWidth") <= width
@@ -170,10 +174,3 @@ def test_a_curve_grows_in_a_browser_and_a_lost_site_turns_red(tmp_path, served, 
     assert urls and all(url.startswith((f"http://127.0.0.1:{where.port}/", "data:")) for url in urls)
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.get("about:blank")
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

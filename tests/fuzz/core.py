@@ -16,7 +16,7 @@ from pathlib import Path
 
 from splitcast.base.errors import SplitcastError
 
-SECONDS = 20.0
+SECONDS = 60.0
 """Of one case."""
 BYTES = 3 * 2**29
 """That a case may ask for, above what the process has."""
@@ -126,10 +126,12 @@ def run_case(subject, seed, number):
         return "found", f"{said}\n{' > '.join(where[-8:])}"
 
 
-def run_cases(subject, seed, seconds, most=None, most_findings=100):
-    """Cases 0, 1, 2 ... of a subject, for so long or so many."""
+def run_cases(subject, seed, seconds, most=None, most_findings=100, least=0):
+    """Cases 0, 1, 2 ... of a subject, for so long or so many, and ``least`` however long they take."""
     outcome, end = Outcome(subject.name, seed), time.monotonic() + seconds
-    while time.monotonic() < end and outcome.cases != most and len(outcome.findings) < most_findings:
+    while (outcome.cases < least or time.monotonic() < end) and outcome.cases != most:
+        if len(outcome.findings) == most_findings:
+            break
         word, finding = run_case(subject, seed, outcome.cases)
         outcome.words[word] += 1
         if finding:

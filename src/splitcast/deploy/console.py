@@ -16,8 +16,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.deploy.kits import OPERATOR, SERVER_CLASSES, SITE_CLASSES, kit
 
 T = TypeVar("T")
-LOGIN_S = 5.0
-ABORT_S = 10.0
+LOGIN_S = 10.0
+ABORT_S = 60.0
 
 
 class Operator:

@@ -19,6 +19,8 @@ from splitcast.deploy.watchdog import LOG, PID_FILE
 WATCHDOG = Path(watchdog.__file__)
 START_S = 120.0
 """How long the server may take to listen."""
+STOP_S = 60.0
+"""How long a watchdog may take to end all it keeps."""
 
 
 def running(path: Path) -> int | None:
@@ -74,10 +76,12 @@ def stop(folder: Path, only: Sequence[str] = ()) -> list[str]:
             os.kill(pid, signal.SIGTERM)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
-    _, stubborn = psutil.wait_procs(processes, timeout=20)
+    _, stubborn = psutil.wait_procs(processes, timeout=STOP_S)
     for process in stubborn:
-        for member in [*process.children(recursive=True), process]:
+        members = [*process.children(recursive=True), process]
+        for member in members:
             member.kill()
+        psutil.wait_procs(members, timeout=STOP_S)
     return list(pids)
 
 

@@ -60,7 +60,7 @@ class Family:
         _, alive = psutil.wait_procs(alive, timeout=3)
         for member in alive:
             _quietly(member.kill)
-        psutil.wait_procs(alive, timeout=3)
+        psutil.wait_procs(alive, timeout=60)
         self.process.wait()
 
 
