@@ -60,6 +60,20 @@ Names = Annotated[tuple[Text, ...], Field(max_length=1000), BeforeValidator(_sep
 """Names, also as one text with commas."""
 
 
+def _numbered(value: Any) -> Any:
+    if isinstance(value, str):
+        if not re.fullmatch(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*", value):
+            raise ValueError("give a number, or one for every client as in 1,1,2,4")
+        value = [int(part) for part in value.split(",")]
+    return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+
+
+_Block = Annotated[int, Field(ge=-_LAST, le=_LAST)]
+_Blocks = Annotated[tuple[_Block, ...], Field(min_length=1, max_length=100_000)]
+Cut = Annotated[_Block | _Blocks, BeforeValidator(_numbered)]
+"""One number, or one for every client, also as one text with commas."""
+
+
 def _one_line(error: pydantic.ValidationError) -> str:
     first = error.errors()[0]
     name = ".".join(bare(part) for part in first["loc"])
@@ -153,8 +167,8 @@ class SplitConfig:
     scheme: Text = "sfl-ga"
     """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of
     yours."""
-    cut: Annotated[int, Field(ge=-_LAST, le=_LAST)] = 1
-    """Blocks on the client, 1..V-1."""
+    cut: Cut = 1
+    """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
     """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, else 1)."""
     uplink_codec: Text = "auto"
@@ -167,6 +181,11 @@ class SplitConfig:
     with what rounding leaves over added to the next. auto: fp32."""
     client_update: Text = "own"
     """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """One cut for all clients, or one for each."""
+        return self.cut if isinstance(self.cut, tuple) else (self.cut,)
 
 
 @section

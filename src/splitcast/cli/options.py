@@ -2,13 +2,21 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import tyro
 from tyro.conf import OmitArgPrefixes
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from splitcast.base.config import SCHEME_SECTIONS, SECTIONS, Config, LearnConfig
+from splitcast.base.sections import Cut
 
 FLAGS = ConstructorRegistry()
 """How flags are made: keys of a scheme's section keep its name (--sfl-gb.rank), all others stand alone (--lr)."""
@@ -27,6 +35,18 @@ def _sections(info: StructTypeInfo) -> StructConstructorSpec | None:
         return StructFieldSpec(attribute, made, getattr(default, attribute))
 
     return StructConstructorSpec(Config, tuple(flags(name, kind) for name, kind in SECTIONS.items()))
+
+
+@FLAGS.primitive_rule
+def _cuts(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """One number, or one for every client with commas."""
+    if info.type != get_args(Cut)[0]:
+        return None
+
+    def text(cut: Any) -> list[str]:
+        return [",".join(str(part) for part in cut) if isinstance(cut, tuple) else str(cut)]
+
+    return PrimitiveConstructorSpec(1, "INT[,INT...]", lambda words: words[0], lambda cut: True, text)
 
 
 @dataclass(frozen=True)

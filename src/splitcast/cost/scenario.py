@@ -22,7 +22,7 @@ from splitcast.schemes.messages import Event, Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.optimiser import Optimiser, make_optimiser
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 from splitcast.training.task import Task
 
 
@@ -40,7 +40,7 @@ class Scenario:
     allocator: Allocator
     load: Course | None = None
     """Shares of their speed that clients have left; None: all of it"""
-    _work: dict[Placement, Workload] = field(default_factory=dict)
+    _work: dict[Placed, Workload] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config, model: SplitModel, task: Task) -> "Scenario":
@@ -77,14 +77,14 @@ class Scenario:
         """All there are to choose from; a scheme without a cut has one."""
         return list(dict.fromkeys(self.place(cut) for cut in self.model.cuts))
 
-    def work(self, placement: Placement) -> Workload:
+    def work(self, placement: Placed) -> Workload:
         """FLOPs of each client in a local step."""
         if placement not in self._work:
             name = self.config.network.workload
             self._work[placement] = workload(self.model, placement, self.config.train.batch, name)
         return self._work[placement]
 
-    def dry(self, placement: Placement, t: int, clients: Sequence[int] | None = None) -> Ledger:
+    def dry(self, placement: Placed, t: int, clients: Sequence[int] | None = None) -> Ledger:
         """What round ``t`` of these clients, all by default, would send and compute."""
         train, everyone = self.config.train, range(self.cell.clients)
         return dry_round(
@@ -100,11 +100,11 @@ class Scenario:
             everyone=everyone,
         )
 
-    def stages(self, placement: Placement, t: int, clients: Sequence[int] | None = None) -> list[Stage]:
+    def stages(self, placement: Placed, t: int, clients: Sequence[int] | None = None) -> list[Stage]:
         """Round ``t`` of these clients, all by default."""
         return self.stages_of(self.dry(placement, t, clients).events, placement)
 
-    def stages_of(self, events: Sequence[Event], placement: Placement) -> list[Stage]:
+    def stages_of(self, events: Sequence[Event], placement: Placed) -> list[Stage]:
         """A round in which this happened."""
         return fold(events, placement, self.work(placement))
 
@@ -119,15 +119,16 @@ class Scenario:
             t = int(np.flatnonzero(these)[0]) + 1
             yield these, [self.stages(placement, t) for placement in placements]
 
-    def check(self, placement: Placement, rounds: int) -> None:
+    def check(self, placement: Placed, rounds: int) -> None:
         """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""
         self.channel.at(rounds)
         epsilon = self.config.network.epsilon
-        if epsilon and privacy(self.model, placement) < epsilon:
-            placements = self.placements()
-            kept = legal(self.model, placements, epsilon)
-            allowed = [p.cut for p, good in zip(placements, kept, strict=True) if good]
-            raise SplitcastError(f"cut: {placement.cut} violates epsilon {epsilon:g}; choose one of {allowed}")
+        for one in placement.kinds if epsilon else ():
+            if privacy(self.model, one) < epsilon:
+                placements = self.placements()
+                kept = legal(self.model, placements, epsilon)
+                allowed = [p.cut for p, good in zip(placements, kept, strict=True) if good]
+                raise SplitcastError(f"cut: {one.cut} violates epsilon {epsilon:g}; choose one of {allowed}")
 
 
 class RoundClock:
@@ -143,7 +144,7 @@ class RoundClock:
         self._known: tuple[range, list[Stage]] = (range(0), [])
         self._timed = RoundTime([])
 
-    def round(self, t: int, placement: Placement, ledger: Ledger) -> tuple[float, int, str]:
+    def round(self, t: int, placement: Placed, ledger: Ledger) -> tuple[float, int, str]:
         """Seconds of round ``t``, in which this happened; who held it up longest, and with what."""
         here, train = self.scenario, self.scenario.config.train
         stages = here.stages_of(ledger.events, placement)

@@ -17,7 +17,7 @@ from typing import Any
 from splitcast.base.errors import one_of
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Event, JointWork, Message, Phase, Work
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 
 PAPER_CLIENT_FLOPS = 5.6e6
 """gamma_F = gamma_B of a client per sample, whatever the cut (Section V)."""
@@ -64,12 +64,19 @@ class Stage:
         return value[self.clients.index(client)] if isinstance(value, tuple) else value
 
 
-Workload = Mapping[tuple[int, Phase], float]
-"""FLOPs of each client in one local step, by segment and phase."""
+Workload = Mapping[tuple[int, Phase], Load]
+"""FLOPs of each client in one local step, by segment and phase: a number for all, or one for each of the N."""
 
 
-def workload(model: SplitModel, placement: Placement, batch: int, name: str) -> Workload:
+def workload(model: SplitModel, placed: Placed, batch: int, name: str) -> Workload:
     """Counted on the model (`profiled`), or the paper's constants, which are the same for every cut (`paper`)."""
+    each = {placement: _workload(model, placement, batch, name) for placement in placed.kinds}
+    if isinstance(placed, Placement):
+        return each[placed]
+    return {key: tuple(each[place][key] for place in placed.placements) for key in each[placed.of(0)]}
+
+
+def _workload(model: SplitModel, placement: Placement, batch: int, name: str) -> dict[tuple[int, Phase], float]:
     paper = one_of("workload", name, WORKLOADS) == "paper"
     sides = [segment.side for segment in placement.way]
     flops: dict[tuple[int, Phase], float] = {}
@@ -98,7 +105,7 @@ _BEFORE: dict[str, tuple[str, ...]] = {
 """What a stage may hold when a load joins it."""
 
 
-def fold(events: Iterable[Event], placement: Placement, flops: Workload) -> list[Stage]:
+def fold(events: Iterable[Event], placement: Placed, flops: Workload) -> list[Stage]:
     """The stages of a round; the bits of all stages are the bytes of the ledger.
 
     >>> from splitcast.schemes.messages import Message, Work
@@ -121,7 +128,7 @@ def fold(events: Iterable[Event], placement: Placement, flops: Workload) -> list
         elif isinstance(event, JointWork):
             bits, load, name = event.flops, "joint_flops", "feedback"
         else:
-            bits, load, name = flops[event.segment, event.phase], _work_load(event, placement, last), "forward"
+            bits, load, name = _flops(event, flops), _work_load(event, placement, last), "forward"
             name = "feedback" if load == "backward_flops" else name
         if last is None or any(getattr(last, other) for other in _LOADS if other not in _BEFORE[load]):
             stages.append(_with(Stage(name, event.clients), load, bits, event.clients))
@@ -135,7 +142,12 @@ _NAMES = {"model": "model", "migration": "re-cut"}
 _LOADS = tuple(_BEFORE)
 
 
-def _work_load(event: Work, placement: Placement, last: Stage | None) -> str:
+def _flops(event: Work, flops: Workload) -> Load:
+    known = flops[event.segment, event.phase]
+    return tuple(known[n] for n in event.clients) if isinstance(known, tuple) else known
+
+
+def _work_load(event: Work, placement: Placed, last: Stage | None) -> str:
     """Where work belongs: a client computes before it sends, or after it received."""
     if placement.segments[event.segment].side == "server":
         return "server_flops"

@@ -19,10 +19,10 @@ def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[i
     """Bytes of the largest client half, and of what one local step sends in one direction, at any cut of the run."""
     scheme, optimiser = make_scheme(config), make_optimiser(config.train)
     task, model = make_task(config.model.task, classes), scheme.fitted(model)
-    open_ = fixed_cut(config.policy.policy, config.split.cut) is None
+    open_ = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
     half, step = 0, 0
     every = [scheme.place(cut, model.depth) for cut in model.cuts]
-    for placement in every if open_ else [first_placement(config, model)]:
+    for placement in every if open_ else [*first_placement(config, model).kinds]:
         half = max(half, 4 * client_values(model, placement, optimiser))
         ledger = dry_round(
             scheme.at(placement), model, task, placement, optimiser, 1, [0], batch=config.train.batch, steps=1

@@ -3,7 +3,7 @@
 The planner runs rounds with them; on a site they stand in for the server, on a server for the client's side of things.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
 from splitcast.training.differences import row_shape
 from splitcast.training.optimiser import Optimiser
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement, among
 from splitcast.training.task import Task, target_shape
 from splitcast.training.weights import Weights
 
@@ -107,8 +107,8 @@ class DryClients(DryParty):
 
     place = (0, 0)
 
-    def __init__(self, cohort: "DryCohort", ids: Sequence[int]) -> None:
-        super().__init__(cohort.model, cohort.task, cohort.placement, ids, cohort.batch, cohort.ledger)
+    def __init__(self, cohort: "DryCohort", placement: Placement, ids: Sequence[int]) -> None:
+        super().__init__(cohort.model, cohort.task, placement, ids, cohort.batch, cohort.ledger)
         self.cohort = cohort
 
     def batches(self) -> Iterator[Batch]:
@@ -117,10 +117,10 @@ class DryClients(DryParty):
             yield batch
 
     def receive(self, link: CountingLink) -> None:
-        link.models("down", self.cohort.values, self.ids)
+        link.models("down", self.cohort.values[self.placement], self.ids)
 
     def hand_in(self, link: CountingLink) -> None:
-        link.models("up", self.cohort.values, self.ids)
+        link.models("up", self.cohort.values[self.placement], self.ids)
 
 
 @dataclass
@@ -129,42 +129,52 @@ class DryCohort:
 
     model: SplitModel
     task: Task
-    placement: Placement
+    placement: Placed
     ids: Sequence[int]
     everyone: Sequence[int]
     batch: int
     steps: int
-    values: int
+    values: Mapping[Placement, int]
     """of a client half, optimiser state included"""
     ledger: Ledger
 
     def in_parallel(
         self, server: None, *, mixes: bool, averaged: bool, still: bool = False
     ) -> Iterator[tuple[DryClients, DryParty]]:
-        yield self._pair(self.ids)
+        start = len(self.ledger.events)
+        for k, (placement, ids) in enumerate(among(self.placement, self.ids)):
+            if k:
+                self.ledger.alongside(start, further=True)
+            yield self._pair(placement, ids)
+        self.ledger.alongside(None)
 
     def in_turn(self, server: None) -> Iterator[tuple[DryClients, DryParty]]:
         for n in self.ids:
-            yield self._pair([n])
+            yield self._pair(self.placement.of(n), [n])
 
     def central(self, server: None) -> DryParty:
-        return self._pair(self.ids)[1]
+        return self._pair(self.placement.of(0), self.ids)[1]
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
-        size = codec.nbytes((self.values,) if codec.exact else row_shape(self.values))
-        link.count("up", "model", size, self.ids)
-        link.count("down", "model", size, self.everyone, broadcast=True)
+        held = {place: codec.nbytes((n,) if codec.exact else row_shape(n)) for place, n in self.values.items()}
 
-    def _pair(self, ids: Sequence[int]) -> tuple[DryClients, DryParty]:
-        server = DryParty(self.model, self.task, self.placement, ids, self.batch, self.ledger)
-        return DryClients(self, ids), server
+        def sizes(who: Sequence[int]) -> int | list[int]:
+            one = isinstance(self.placement, Placement)
+            return held[self.placement.of(0)] if one else [held[self.placement.of(n)] for n in who]
+
+        link.count("up", "model", sizes(self.ids), self.ids)
+        link.count("down", "model", sizes(self.everyone), self.everyone, broadcast=True)
+
+    def _pair(self, placement: Placement, ids: Sequence[int]) -> tuple[DryClients, DryParty]:
+        server = DryParty(self.model, self.task, placement, ids, self.batch, self.ledger)
+        return DryClients(self, placement, ids), server
 
 
 def dry_round(
     scheme: Scheme,
     model: SplitModel,
     task: Task,
-    placement: Placement,
+    placement: Placed,
     optimiser: Optimiser,
     t: int,
     clients: Sequence[int],
@@ -176,7 +186,7 @@ def dry_round(
     """What round ``t`` of a scheme would send and compute. ``everyone``, if they are more than ``clients``, hears the
     averaged half."""
     ledger = Ledger()
-    values = client_values(model, placement, optimiser)
+    values = {place: client_values(model, place, optimiser) for place in placement.kinds}
     everyone = clients if everyone is None else everyone
     cohort = DryCohort(model, task, placement, list(clients), everyone, batch, steps, values, ledger)
     scheme.round(t, cohort, None, CountingLink(ledger))

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from splitcast.engine.state import State
+from splitcast.engine.mixed import AnyState
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
@@ -46,7 +46,7 @@ class Engine(Protocol):
     task: Task
 
     @property
-    def state(self) -> State:
+    def state(self) -> AnyState:
         """Who holds what, and all weights as far as they are known here."""
         ...
 

@@ -50,14 +50,16 @@ class CountingLink:
     ) -> None:
         """A message of so many bytes, or of so many each; one of no bytes is none."""
         if broadcast:
-            assert isinstance(nbytes, int)
             self.ledger.broadcast(kind, nbytes, clients)
         else:
             self.ledger.unicast(direction, kind, nbytes, clients)
 
-    def models(self, direction: Direction, values: int, clients: Sequence[int], *, broadcast: bool = False) -> None:
+    def models(
+        self, direction: Direction, values: int | Sequence[int], clients: Sequence[int], *, broadcast: bool = False
+    ) -> None:
         """Weights of so many values to or from each client."""
-        self.count(direction, "model", FP32.nbytes((values,)), clients, broadcast=broadcast)
+        sizes = FP32.nbytes((values,)) if isinstance(values, int) else [FP32.nbytes((n,)) for n in values]
+        self.count(direction, "model", sizes, clients, broadcast=broadcast)
 
 
 class RoundingLink(CountingLink):

@@ -54,6 +54,19 @@ class State:
         self.placement = placement
         return counted
 
+    def of(self, client: int) -> "State":
+        """What one client works with: its own weights where they differ, and the server's."""
+        own = self.client.take(slice(client, client + 1)) if self.client.stacked else self.client
+        return State(self.placement, own, self.server)
+
+    def drift(self, rho: Tensor) -> float:
+        """Mean distance of the client halves from their average."""
+        return self.client.drift(rho)
+
+    def about(self) -> dict[str, str]:
+        """What is needed to read `tensors`."""
+        return {"cut": str(self.placement.cut), "copies": str(self.client.copies)}
+
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor under a flat name, for a checkpoint."""
         return {

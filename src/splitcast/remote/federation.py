@@ -29,7 +29,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.optimiser import make_optimiser
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Fleet, Placed, Placement
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task, make_task
 from splitcast.training.weights import Weights
@@ -47,7 +47,7 @@ class Federation:
         transport: Transport,
         limits: Limits,
         *,
-        placement: Placement | None = None,
+        placement: Placed | None = None,
         run: str = "run",
         absent: Sequence[int] = (),
     ) -> None:
@@ -59,7 +59,9 @@ class Federation:
         self.task: Task = make_task(config.model.task, classes)
         self.optimiser = make_optimiser(config.train)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
-        placement = (placement or self._scheme.place(config.split.cut, model.depth)).check(model)
+        placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
+        if isinstance(placement, Fleet):
+            raise SplitcastError("cut: one for every client needs the simulator; sites have one for all")
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)

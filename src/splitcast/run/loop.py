@@ -32,10 +32,10 @@ from splitcast.model import make_model, split
 from splitcast.model.split import Blocks, SplitModel
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.schemes import make_scheme
+from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.theory import estimate_gamma
 from splitcast.training.measure import Measure
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 from splitcast.training.task import Task, fit_targets, headline_of, make_task
 
 OnRound = Callable[[RoundRecord], None]
@@ -142,7 +142,9 @@ def _train(
     while not ended(config, records, judged):
         t, ledger = len(records) + 1, Ledger()
         if selector:
-            placement = selector.choose(t, engine.state.placement if t > 1 else None, spent)
+            now = engine.state.placement
+            assert isinstance(now, Placement)
+            placement = selector.choose(t, now if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
         report = engine.round(t, ledger)
         if not math.isfinite(report.loss):
@@ -275,10 +277,13 @@ def make_parts(config: Config, dataset: Dataset) -> list[np.ndarray]:
     )
 
 
-def first_placement(config: Config, model: SplitModel) -> Placement:
+def first_placement(config: Config, model: SplitModel) -> Placed:
     """The placement of the first round, unless a policy chooses it."""
-    fixed = fixed_cut(config.policy.policy, config.split.cut)
-    return make_scheme(config).place(config.split.cut if fixed is None else fixed, model.depth)
+    scheme = make_scheme(config)
+    if config.policy.policy == "fixed" or len(config.split.cuts) > 1:
+        return placed(config, scheme, model.depth)
+    fixed = fixed_cut(config.policy.policy, config.split.cuts[0])
+    return scheme.place(config.split.cuts[0] if fixed is None else fixed, model.depth)
 
 
 def resolved(config: Config) -> Config:
@@ -290,17 +295,18 @@ def resolved(config: Config) -> Config:
     >>> resolved(gb).sfl_gb.rank, resolved(gb).split.uplink_codec, resolved(gb).split.downlink_codec
     (8, 'int4', 'int8')
     """
-    cut = fixed_cut(config.policy.policy, config.split.cut)
-    if cut is None or cut < 1:  # refused where the model is known
+    cut, cuts = fixed_cut(config.policy.policy, config.split.cuts[0]), config.split.cuts
+    if cut is None or cut < 1 or min(cuts) < 1:  # refused where the model is known
         return config
     scheme = make_scheme(config)
-    return with_values(config, **scheme.at(scheme.place(cut, sys.maxsize)).settings())
+    held = scheme.place(cut, sys.maxsize) if len(cuts) == 1 else placed(config, scheme, sys.maxsize)
+    return with_values(config, **scheme.at(held).settings())
 
 
 def make_clock(config: Config, engine: Engine) -> RoundClock:
     """The cell in which the engine's rounds take time."""
     scenario = Scenario.of(config, engine.model, engine.task)
-    if fixed_cut(config.policy.policy, config.split.cut) is None:
+    if fixed_cut(config.policy.policy, config.split.cuts[0]) is None:
         scenario.channel.at(config.train.rounds)
     else:
         scenario.check(engine.state.placement, config.train.rounds)
@@ -314,7 +320,7 @@ def make_selector(
     choice = config.policy
     if choice.gamma_draws and config.network.gamma:
         raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but gamma is given; leave one of them out")
-    if fixed_cut(choice.policy, config.split.cut) is not None:
+    if fixed_cut(choice.policy, config.split.cuts[0]) is not None:
         return None
     scenario = clock.scenario
     if scenario.scheme.fixed_cut:
@@ -325,7 +331,7 @@ def make_selector(
         gamma = folder.gamma() if folder else ()
         scenario = replace(scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, dataset)))
     world = CutCosts(scenario, charge_moves=choice.charge_migration)
-    return CutSelector.of(world, choice.policy, config.train.rounds, config.split.cut)
+    return CutSelector.of(world, choice.policy, config.train.rounds, config.split.cuts[0])
 
 
 def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tuple[float, ...]:
@@ -355,6 +361,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
         "scheme": config.split.scheme,
         "policy": config.policy.policy,
         "cut": records[-1].cut,
+        **({"cuts": list(config.split.cuts)} if len(config.split.cuts) > 1 else {}),
         "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
         "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
         "rounds": len(records),

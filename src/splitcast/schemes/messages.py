@@ -25,17 +25,21 @@ class Message:
 
     @property
     def on_air(self) -> int:
-        """Bytes on the air: a broadcast counts once."""
+        """Bytes on the air: a broadcast counts once, up to where the last client stops listening."""
         if isinstance(self.nbytes, tuple):
-            return sum(self.nbytes)
+            return max(self.nbytes) if self.broadcast else sum(self.nbytes)
         return self.nbytes * (1 if self.broadcast else len(self.clients))
 
     def of(self, client: int) -> int:
         """Bytes to or from one of the clients."""
         return self.nbytes[self.clients.index(client)] if isinstance(self.nbytes, tuple) else self.nbytes
 
-    def joined(self, other: "Message") -> "Message":
-        """The same message of further clients."""
+    def joined(self, other: "Message", *, further: bool = False) -> "Message":
+        """The same message of further clients; a ``further`` broadcast has a part of the band that lets both last as
+        long, which is as long as both one after the other."""
+        if self.broadcast and further:
+            assert isinstance(self.nbytes, int) and isinstance(other.nbytes, int)
+            return replace(self, nbytes=self.nbytes + other.nbytes, clients=self.clients + other.clients)
         sizes: int | tuple[int, ...] = self.nbytes
         if isinstance(self.nbytes, tuple) or self.nbytes != other.nbytes:
             sizes = (*self._sizes(), *other._sizes())
@@ -88,6 +92,7 @@ class Ledger:
     notes: dict[str, list[float]] = field(default_factory=dict)
     """what programs noted, one number a local step"""
     _at: int | None = None
+    _further: bool = False
 
     @property
     def messages(self) -> list[Message]:
@@ -103,13 +108,17 @@ class Ledger:
         else:
             known = self.events[self._at]
             assert type(known) is type(event)
-            self.events[self._at] = known.joined(event)  # type: ignore[arg-type]
+            if isinstance(known, Message) and isinstance(event, Message):
+                self.events[self._at] = known.joined(event, further=self._further)
+            else:
+                self.events[self._at] = known.joined(event)  # type: ignore[arg-type]
         if self._at is not None:
             self._at += 1
 
-    def alongside(self, start: int | None) -> None:
-        """What follows happens at the same time as what was noted since event ``start``; None: after all of it."""
-        self._at = start
+    def alongside(self, start: int | None, *, further: bool = False) -> None:
+        """What follows happens at the same time as what was noted since event ``start``; None: after all of it. Of a
+        ``further`` cohort, broadcasts are other ones."""
+        self._at, self._further = start, further
 
     def unicast(self, direction: Direction, kind: str, nbytes: int | Sequence[int], clients: Sequence[int]) -> None:
         """``nbytes`` to or from each client."""
@@ -117,10 +126,11 @@ class Ledger:
         if sizes and clients:
             self.add(Message(direction, kind, sizes, tuple(clients)))
 
-    def broadcast(self, kind: str, nbytes: int, clients: Sequence[int]) -> None:
-        """``nbytes`` once from the server, heard by all ``clients``."""
-        if nbytes and clients:
-            self.add(Message("down", kind, nbytes, tuple(clients), broadcast=True))
+    def broadcast(self, kind: str, nbytes: int | Sequence[int], clients: Sequence[int]) -> None:
+        """``nbytes`` once from the server, heard by all ``clients``; or by each up to its number of them."""
+        sizes = nbytes if isinstance(nbytes, int) else tuple(nbytes)
+        if sizes and clients:
+            self.add(Message("down", kind, sizes, tuple(clients), broadcast=True))
 
     def joint(self, flops: float, clients: Sequence[int]) -> None:
         """The server works for all ``clients`` together."""

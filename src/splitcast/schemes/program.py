@@ -27,7 +27,7 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.model.split import SplitModel
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 from splitcast.training.task import Task
 
 
@@ -249,7 +249,7 @@ class Scheme:
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         """The inverse of `kept`; without anything kept, as at the start."""
 
-    def at(self, placement: Placement) -> "Scheme":
+    def at(self, placement: Placed) -> "Scheme":
         """The scheme as it runs at a placement."""
         return self
 

@@ -22,7 +22,7 @@ from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
 from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
 from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, codec_of, refuse_sync
 from splitcast.schemes.replay import Ampere, Replay
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Fleet, Placed, Placement
 
 
 class Split(Scheme):
@@ -96,14 +96,14 @@ class SflGb(Split):
     sync_every = 1
     downlink = CODECS["int8"]
 
-    def __init__(self, config: Config, placement: Placement | None = None) -> None:
-        cut = config.split.cut if placement is None else placement.cut
+    def __init__(self, config: Config, placement: Placed | None = None) -> None:
+        cut = min(config.split.cuts) if placement is None else placement.cut
         uplink, rank, self.sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(cut, ("int8", 32, 1))
         self.uplink, self.config = CODECS[uplink], config
         super().__init__(config)
         self.feedback = Basis(config.sfl_gb.rank or rank, config.sfl_gb.drop)
 
-    def at(self, placement: Placement) -> Scheme:
+    def at(self, placement: Placed) -> Scheme:
         return type(self)(self.config, placement)
 
     def settings(self) -> dict[str, Any]:
@@ -188,3 +188,23 @@ def make_scheme(config: Config) -> Scheme:
     if not isinstance(made, Scheme):
         raise SplitcastError(f"scheme: {config.split.scheme!r} gives a {type(made).__name__}, not a Scheme")
     return made
+
+
+def placed(config: Config, scheme: Scheme, depth: int) -> Placed:
+    """Who holds which of the V blocks: one cut for all, or one for each client."""
+    cuts = config.split.cuts
+    if len(cuts) not in (1, config.data.clients):
+        raise SplitcastError(f"cut: {len(cuts)} cuts for {config.data.clients} clients; give one, or one for each")
+    found = Fleet.of_clients([scheme.place(cut, depth) for cut in cuts])
+    if isinstance(found, Fleet):
+        settings = [scheme.at(place).settings() for place in found.kinds]
+        if config.policy.policy != "fixed":
+            raise SplitcastError(f"policy: {config.policy.policy!r} moves one cut; with one for every client use fixed")
+        if scheme.one_server or not scheme.sync.exact:
+            raise SplitcastError(f"cut: {scheme.name} with its settings needs one cut for all clients")
+        if config.split.client_update != "own":
+            raise SplitcastError("client_update: 'identical' needs one cut for all clients")
+        if any(other != settings[0] for other in settings):
+            named = ", ".join(name for name in settings[0] if len({str(each[name]) for each in settings}) > 1)
+            raise SplitcastError(f"cut: {scheme.name} has other settings at each of these cuts; give {named}")
+    return found

@@ -82,7 +82,7 @@ def title_of(config: Config) -> str:
         "shards": f"{config.data.classes_per_client} classes per client",
     }.get(config.data.partition, config.data.partition)
     policy = config.policy.policy
-    cut = f"cut {config.split.cut}" if policy == "fixed" else f"policy {policy}"
+    cut = f"cut {','.join(str(cut) for cut in config.split.cuts)}" if policy == "fixed" else f"policy {policy}"
     return (
         f"{config.data.dataset}, {spread}, {config.data.clients} clients, {cut}, "
         f"batch {config.train.batch}, {config.train.local_steps} local step(s), lr {config.train.lr:g}"

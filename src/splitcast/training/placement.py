@@ -4,7 +4,9 @@ Split learning has two, clients then server; FedAvg has one; with labels at home
 clients' again. Clients of equal placements form a cohort and run together.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from splitcast.base.errors import SplitcastError
@@ -94,6 +96,15 @@ class Placement:
             raise SplitcastError(f"cut: {self.cut} separates {torn[0]} from {owner}, which are one tensor; {remedy}")
         return self
 
+    def of(self, client: int) -> "Placement":
+        """Of a client: for all the same."""
+        return self
+
+    @property
+    def kinds(self) -> tuple["Placement", ...]:
+        """The placements that there are."""
+        return (self,)
+
     def on_client(self, name: str) -> bool:
         """Whether clients hold a parameter or buffer."""
         return self.side(name) == "client"
@@ -101,3 +112,67 @@ class Placement:
     def side(self, name: str) -> Side | None:
         """Who holds a parameter; nobody those of other cuts' heads."""
         return next((segment.side for segment in self.segments if segment.holds(name)), None)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """A placement for every client, of which some differ; clients of equal ones form a cohort.
+
+    >>> fleet = Fleet.of_clients([Placement.split(cut, 5) for cut in (1, 3, 1)])
+    >>> [(place.cut, ids) for place, ids in fleet.cohorts.items()]
+    [(1, [0, 2]), (3, [1])]
+    """
+
+    placements: tuple[Placement, ...]
+
+    def __post_init__(self) -> None:
+        if len({tuple(segment.side for segment in place.segments) for place in self.kinds}) > 1:
+            raise SplitcastError("placement: clients of one training pass the same sides in the same order")
+
+    @staticmethod
+    def of_clients(placements: Sequence[Placement]) -> "Placed":
+        """One for each client; equal ones are one for all."""
+        return Fleet(tuple(placements)) if len(set(placements)) > 1 else placements[0]
+
+    @property
+    def kinds(self) -> tuple[Placement, ...]:
+        """The placements that there are."""
+        return tuple(dict.fromkeys(self.placements))
+
+    @cached_property
+    def cohorts(self) -> dict[Placement, list[int]]:
+        """Who has which."""
+        return {place: [n for n, mine in enumerate(self.placements) if mine == place] for place in self.kinds}
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Of the first client; sides and order are those of all."""
+        return self.placements[0].segments
+
+    @property
+    def cut(self) -> int:
+        """The least of all."""
+        return min(place.cut for place in self.kinds)
+
+    def of(self, client: int) -> Placement:
+        """Of a client."""
+        return self.placements[client]
+
+    def check(self, model: SplitModel) -> "Fleet":
+        """Refuse a cut between the uses of a tied parameter."""
+        for place in self.kinds:
+            place.check(model)
+        return self
+
+
+Placed = Placement | Fleet
+"""One placement for all, or one for each."""
+
+
+def among(placed: Placed, clients: Iterable[int]) -> list[tuple[Placement, list[int]]]:
+    """Those of some clients that have equal placements, cohort by cohort."""
+    if isinstance(placed, Placement):
+        return [(placed, list(clients))]
+    there = set(clients)
+    found = [(place, [n for n in ids if n in there]) for place, ids in placed.cohorts.items()]
+    return [(place, ids) for place, ids in found if ids]

@@ -22,8 +22,9 @@ from splitcast.cost.stages import Stage
 from splitcast.data.batches import participants
 from splitcast.run.records import RoundRecord
 from splitcast.schemes.messages import Event, Ledger, Message
+from splitcast.schemes.schemes import placed
 from splitcast.studies.plan import scenario_of
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed
 
 MOST = 20_000
 """Rounds of a long run that are timed again, evenly spaced."""
@@ -48,12 +49,13 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     records = records[:: -(-len(records) // MOST)]
     scenario = scenario_of(config)
     placements = {placement.cut: placement for placement in scenario.placements()}
+    mixed = placed(config, scenario.scheme, scenario.model.depth) if len(config.split.cuts) > 1 else None
     alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
     train, everyone = config.train, scenario.cell.clients
     known: dict[Any, tuple[Stage, ...]] = {}
     for record in records:
         clients = participants(train, everyone, record.round)
-        placement = placements.get(record.cut)
+        placement = mixed or placements.get(record.cut)
         if placement is None:
             raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
         kind = scenario.scheme.at(placement).kind(record.round)
@@ -98,7 +100,7 @@ def _with_rest(busy: Array, seconds: float, present: set[int]) -> Array:
     return busy
 
 
-def _stages(scenario: Scenario, placement: Placement, record: RoundRecord, clients: list[int]) -> list[Stage]:
+def _stages(scenario: Scenario, placement: Placed, record: RoundRecord, clients: list[int]) -> list[Stage]:
     moved, everyone = Ledger(), scenario.cell.clients
     moved.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
     moved.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))

@@ -96,7 +96,7 @@ def name_of(config: Config) -> str:
     >>> name_of(with_values(Config(), scheme="psl", lr=0.05)).rpartition("-")[0]
     'mnist-mini-psl-cut1-seed0'
     """
-    fixed = fixed_cut(config.policy.policy, config.split.cut)
+    fixed = fixed_cut(config.policy.policy, config.split.cuts[0])
     if fixed is not None:  # other policies know how long the training is
         config = with_values(resolved(config), rounds=Config().train.rounds)
     usual = set(to_toml(Config()).splitlines())

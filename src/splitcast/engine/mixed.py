@@ -1,0 +1,148 @@
+"""The weights of a training in which clients hold different blocks.
+
+Every block is averaged over all copies of it, wherever they are. With v_n blocks on client n, and w_b^n the copy of
+block b that works on client n's samples, on the client if b <= v_n and else on the server, an averaging gives
+
+    w_b = sum_n rho^n w_b^n,
+
+whatever the cuts are: so `sfl` stays federated averaging. Between averagings the server's copies are averaged among
+themselves, and clients keep their own.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splitcast.engine.state import State
+from splitcast.model.split import Params
+from splitcast.training.placement import Fleet, Placed, Placement
+from splitcast.training.weights import FROZEN, Weights
+
+
+@dataclass
+class MixedState:
+    """A `State` for every cohort; blocks that the server holds for several of them are equal between rounds."""
+
+    placement: Fleet
+    members: list[np.ndarray]
+    states: list[State]
+
+    @staticmethod
+    def start(weights: Weights, placement: Fleet) -> "MixedState":
+        """A whole model, divided in several ways."""
+        members = [np.array(ids) for ids in placement.cohorts.values()]
+        return MixedState(placement, members, [State.start(weights.clone(), place) for place in placement.cohorts])
+
+    def of(self, client: int) -> State:
+        """What one client works with."""
+        k, at = self._where(client)
+        return self.states[k].of(at)
+
+    def averaged(self, rho: Tensor) -> Params:
+        """The whole model, every block averaged over its copies."""
+        return self._mean(self._everybody(rho)).everything()
+
+    def average(self, taking_part: Iterable[tuple[int, float, Tensor, Tensor]]) -> None:
+        """Average every block over the copies of those who take part (cohort, its weight, where they are among its
+        members, rho among themselves); everybody has the average then."""
+        whole = self._mean(taking_part)
+        self.states = [State.start(whole.clone(), place) for place in self.placement.cohorts]
+
+    def join(self, cohorts: Sequence[tuple[int, float]]) -> None:
+        """Average the blocks that the server holds for several cohorts, each with its weight, and give the average to
+        all."""
+        mean = _weighted([(self.states[k].server, weight) for k, weight in cohorts])
+        for state in self.states:
+            own = state.server.slots
+            state.server = Weights(
+                {slot: {k: mean.slots.get(slot, {}).get(k, v).clone() for k, v in own[slot].items()} for slot in own}
+            )
+
+    def handed_to(self, client: int) -> State:
+        """The weights as they are now, for one client in its turn: all cohorts look at the same tensors."""
+        first = self.states[0]
+        whole = Weights({})
+        whole.adopt(first.client)
+        whole.adopt(first.server)
+        self.states = [State.start(whole, place) for place in self.placement.cohorts]
+        return self.states[self._where(client)[0]]
+
+    def drift(self, rho: Tensor) -> float:
+        """Mean distance of the clients' weights from the average of their cohort."""
+        apart = [
+            len(ids) * state.client.drift(rho[torch.from_numpy(ids)] / rho[torch.from_numpy(ids)].sum())
+            for ids, state in zip(self.members, self.states, strict=True)
+        ]
+        return sum(apart) / len(self.placement.placements)
+
+    def travelling(self) -> list[int]:
+        """Values of each client's weights that are sent when they are exchanged, (N,)."""
+        held = [state.client.travelling() for state in self.states]
+        return [held[self._where(n)[0]] for n in range(len(self.placement.placements))]
+
+    def about(self) -> dict[str, str]:
+        """What is needed to read `tensors`."""
+        cuts = ",".join(str(place.cut) for place in self.placement.placements)
+        return {"cut": cuts, "copies": ",".join(str(state.client.copies) for state in self.states)}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor under a flat name, for a checkpoint."""
+        return {f"{k}/{name}": v for k, state in enumerate(self.states) for name, v in state.tensors().items()}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor], placement: Fleet, copies: str, like: Weights) -> "MixedState":
+        """The inverse of `tensors`."""
+        made = MixedState.start(like, placement)
+        for k, (place, count) in enumerate(zip(placement.cohorts, copies.split(","), strict=True)):
+            own = {name.removeprefix(f"{k}/"): v for name, v in tensors.items() if name.startswith(f"{k}/")}
+            made.states[k] = State.from_tensors(own, place, int(count), like)
+        return made
+
+    def _everybody(self, rho: Tensor) -> list[tuple[int, float, Tensor, Tensor]]:
+        found = []
+        for k, ids in enumerate(self.members):
+            mine = rho[torch.from_numpy(ids)]
+            found.append((k, float(mine.sum()), torch.arange(len(ids)), mine / mine.sum()))
+        return found
+
+    def _mean(self, cohorts: Iterable[tuple[int, float, Tensor, Tensor]]) -> Weights:
+        parts = []
+        for k, weight, places, rho in cohorts:
+            client = self.states[k].client
+            parts.append((client.take(places).mean(rho) if client.stacked else client, weight))
+            parts.append((self.states[k].server, weight))
+        return _weighted(parts)
+
+    def _where(self, client: int) -> tuple[int, int]:
+        k = list(self.placement.cohorts).index(self.placement.of(client))
+        return k, int(np.searchsorted(self.members[k], client))
+
+
+AnyState = State | MixedState
+
+
+def start(weights: Weights, placement: Placed) -> AnyState:
+    """A whole model, divided."""
+    return State.start(weights, placement) if isinstance(placement, Placement) else MixedState.start(weights, placement)
+
+
+def _weighted(parts: Sequence[tuple[Weights, float]]) -> Weights:
+    """Every tensor averaged over the copies that there are, by their weights; what is frozen is the same in all."""
+    mean, total = Weights({}), dict[tuple[str, str], float]()
+    for weights, share in parts:
+        for slot, values in weights.slots.items():
+            for name, value in values.items():
+                known = mean.slots.setdefault(slot, {})
+                if slot == FROZEN or not value.is_floating_point():
+                    known.setdefault(name, value)
+                    continue
+                known[name] = known[name] + share * value if name in known else share * value
+                total[slot, name] = total.get((slot, name), 0.0) + share
+    for (slot, name), weight in total.items():
+        mean.slots[slot][name] /= weight
+    whole = Weights({})
+    whole.adopt(mean)
+    return whole
