@@ -18,6 +18,7 @@ from splitcast.model.lora import add_lora
 from splitcast.model.norm import set_batch_norm
 from splitcast.model.resnet import resnet18
 from splitcast.model.split import Blocks, SplitModel
+from splitcast.model.transformer import is_transformer
 
 Builder = Callable[[Sequence[int], int], Blocks | SplitModel]
 
@@ -94,6 +95,8 @@ def split(
         raise SplitcastError(
             "model: is split already; batch_norm and lora need the module itself, or are applied before it is split"
         )
+    if isinstance(model, nn.Module) and is_transformer(model) and not example.is_floating_point():
+        return SplitModel.from_transformer(model, lora, example=example, arch=arch)
     whole, names = isinstance(model, nn.Module), list(model) if isinstance(model, Mapping) else []
     parts = [model] if isinstance(model, nn.Module) else list(model.values() if isinstance(model, Mapping) else model)
     held = nn.ModuleList(copy.deepcopy(nn.ModuleList(parts)))

@@ -18,9 +18,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils.flop_counter import FlopCounterMode
 
+from splitcast.base.config import LoraConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.model.graph import is_still, pieces
 from splitcast.model.tape import answer
+from splitcast.model.transformer import (
+    adapted,
+    example_of,
+    is_transformer,
+    padding_of,
+    some_tokens,
+    transformer_blocks,
+)
 
 Params = dict[str, Tensor]
 Blocks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
@@ -90,10 +99,14 @@ class SplitModel:
         """Names of trained parameters that are another's tensor, and that other, which stands for both."""
         self._initial: Params = {}
         self._frozen: Params = {}
+        self._twice: set[str] = set()
+        """Names of frozen parameters that are another's tensor."""
         first: dict[int, str] = {}
         for name, p in whole.named_parameters(remove_duplicate=False):
             if not p.requires_grad:
-                self._frozen[name] = p.detach().clone()
+                self._frozen[name] = p.detach()  # one copy for everybody: it never changes
+                if first.setdefault(id(p), name) != name:
+                    self._twice.add(name)
             elif first.setdefault(id(p), name) != name:
                 self.tied[name] = first[id(p)]
             else:
@@ -126,6 +139,8 @@ class SplitModel:
             return SplitModel(list(module.values()), shape, dtype=dtype, names=list(module), arch=arch)
         if not isinstance(module, nn.Module):
             return SplitModel(module, shape, dtype=dtype, arch=arch)
+        if not example.is_floating_point() and is_transformer(module):
+            return SplitModel.from_transformer(module, example=example, arch=arch)
         own, most = copy.deepcopy(module).float(), 2 if example.is_floating_point() else int(example.max()) + 1
         if getattr(getattr(own, "config", None), "use_cache", False):
             own.config.use_cache = False  # type: ignore[union-attr]
@@ -147,6 +162,37 @@ class SplitModel:
                 arch=arch or f"object:{type(module).__name__}",
             )
             made._refuse_unlike(own, batch(ROWS_CHECKED))
+        return made
+
+    @staticmethod
+    def from_transformer(
+        model: nn.Module,
+        lora: LoraConfig | None = None,
+        *,
+        example: Tensor | None = None,
+        padding: int | None = None,
+        arch: str = "",
+    ) -> "SplitModel":
+        """A decoder or encoder of transformers as front, layers and head, for any number of tokens; with ``lora`` only
+        its adapters are trained. The model itself stays as it is, and weights that are frozen are not copied.
+
+        ``example`` (rows, T) is a batch of tokens, or of images; its length is what costs are counted for. ``padding``
+        is the token that stands where there is nothing. Without, encoders and models that classify sequences have
+        their own; other decoders need none while padding is behind the text.
+        """
+        own = adapted(model, lora)
+        example = example_of(own) if example is None else example
+        padding = padding_of(own) if padding is None and not example.is_floating_point() else padding
+        blocks = transformer_blocks(own, example, padding)
+        dtype = torch.float32 if example.is_floating_point() else example.dtype
+        names = [str(block.name) for block in blocks]
+        made = SplitModel(
+            blocks, example.shape[1:], dtype=dtype, names=names, arch=arch or f"object:{type(model).__name__}"
+        )
+        if not example.is_meta:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                made._refuse_unlike(own, some_tokens(own, example, padding))
         return made
 
     @property
@@ -179,16 +225,20 @@ class SplitModel:
         return {name: p.to(dtype, copy=True) for name, p in self._initial.items()}
 
     def frozen(self, dtype: torch.dtype = torch.float32) -> Params:
-        """A fresh copy of what is not trained: parameters, and running statistics that are used as they are."""
-        return _copies(self._frozen | self._still, dtype)
+        """What is not trained: parameters, and running statistics that are used as they are. Not copied, if they are of
+        that type: nobody changes them."""
+        kept = self._frozen | self._still
+        return {k: v.to(dtype if v.is_floating_point() else v.dtype) for k, v in kept.items()}
 
     def buffers(self, dtype: torch.dtype = torch.float32) -> Params:
         """A fresh copy of the buffers, such as running statistics; whole numbers stay whole."""
-        return _copies(self._buffers, dtype)
+        real = {k: v.is_floating_point() for k, v in self._buffers.items()}
+        return {k: v.to(dtype if real[k] else v.dtype, copy=True) for k, v in self._buffers.items()}
 
     def shapes(self) -> Params:
-        """All parameters but those of heads, to look at."""
-        return {name: p for name, p in (self._initial | self._frozen).items() if block_of(name) < self.depth}
+        """All parameters but those of heads, each once, to look at."""
+        own = {name: p for name, p in (self._initial | self._frozen).items() if name not in self._twice}
+        return {name: p for name, p in own.items() if block_of(name) < self.depth}
 
     def with_heads(self, make: Callable[[tuple[int, ...], tuple[int, ...]], nn.Module]) -> "SplitModel":
         """The model with an auxiliary head for every cut, ``make`` (shape that enters, shape of the output).
@@ -353,7 +403,7 @@ class SplitModel:
         torch.manual_seed(1)
         out = answer(functional_call(module, copy.deepcopy(dict(module.named_buffers())), (x,)))
         for mine, given in [(ours, out), *_gradients(ours, out, pairs)]:
-            if not torch.allclose(mine, given, rtol=1e-3, atol=1e-4 * float(given.abs().max())):
+            if not torch.allclose(mine, given, rtol=1e-3, atol=1e-4 * float(given.detach().abs().max())):
                 raise SplitcastError(
                     f"model: {type(module).__name__} cannot be cut: its blocks put out something else than the whole"
                 )
@@ -430,10 +480,6 @@ def _buffers_of(whole: nn.Module) -> tuple[Params, Params, Params]:
             slot = constants if last in module._non_persistent_buffers_set else still if used else changing
             slot[name] = buffer.detach().clone()
     return changing, still, constants
-
-
-def _copies(values: Params, dtype: torch.dtype) -> Params:
-    return {k: v.to(dtype if v.is_floating_point() else v.dtype, copy=True) for k, v in values.items()}
 
 
 def _gradients(ours: Tensor, out: Tensor, pairs: list[tuple[Tensor, nn.Parameter]]) -> list[tuple[Tensor, Tensor]]:
