@@ -169,6 +169,8 @@ class SplitConfig:
     yours."""
     cut: Cut = 1
     """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
+    labels_at_home: bool = False
+    """Labels stay with the clients, who hold the last block too (U-shape); of sfl-ga, sfl, psl, epsl, sfl-gb, sl."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
     """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, else 1)."""
     uplink_codec: Text = "auto"

@@ -75,7 +75,7 @@ class Scenario:
 
     def placements(self) -> list[Placement]:
         """All there are to choose from; a scheme without a cut has one."""
-        return list(dict.fromkeys(self.place(cut) for cut in self.model.cuts))
+        return list(dict.fromkeys(self.place(cut) for cut in self.scheme.cuts(self.model.depth)))
 
     def work(self, placement: Placed) -> Workload:
         """FLOPs of each client in a local step."""

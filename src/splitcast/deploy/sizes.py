@@ -21,7 +21,7 @@ def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[i
     task, model = make_task(config.model.task, classes), scheme.fitted(model)
     open_ = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
     half, step = 0, 0
-    every = [scheme.place(cut, model.depth) for cut in model.cuts]
+    every = [scheme.place(cut, model.depth) for cut in scheme.cuts(model.depth)]
     for placement in every if open_ else [*first_placement(config, model).kinds]:
         half = max(half, 4 * client_values(model, placement, optimiser))
         ledger = dry_round(

@@ -1,5 +1,6 @@
 """What the round loop asks of an engine; `Simulator` runs everything here, `Federation` has its clients elsewhere."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,9 +90,14 @@ def restore_kept(scheme: Scheme, tensors: Mapping[str, Tensor]) -> None:
     scheme.restore({name.removeprefix(KEPT): value for name, value in tensors.items() if name.startswith(KEPT)})
 
 
+OUTPUT_VALUES = 2**24
+"""Of a batch of a test, at most: a vocabulary at every position is large."""
+
+
 @torch.no_grad()
 def evaluate(model: SplitModel, params: Params, task: Task, x: Tensor, y: Tensor, batch: int = 50) -> dict[str, float]:
     """The task's measures of a whole model."""
+    batch = max(1, min(batch, OUTPUT_VALUES // math.prod(model.smashed_shape(model.depth))))
     sums: Counter[str] = Counter()  # of numbers or tensors
     with model.evaluating():
         for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):

@@ -15,6 +15,7 @@ from splitcast.engine.values import chunked
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Values
+from splitcast.training.factored import Gradient
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import Pass
 from splitcast.training.placement import Placement, Segment, Side
@@ -119,6 +120,8 @@ class LocalParty:
         self.task = kit.task
         self.total, self.descents = torch.zeros((), dtype=torch.float64, device="cpu"), 0
         """sum_n rho^n F^n, summed over the descents of this party, and their number"""
+        self.carried: dict[int, dict[str, Gradient]] = {k: {} for k in range(len(group.spans))}
+        """by chunk: gradients of tied parameters, on their way from one segment to another"""
 
     @property
     def ids(self) -> list[int]:
@@ -141,7 +144,7 @@ class LocalParty:
             back = received[span] if len(received) > 1 else received
             if shares is not None:
                 back = back * _column(shares[span], back)
-            grad = run.backward(back.expand_as(run.output), self.kit.optimiser, scale)
+            grad = run.backward(back.expand_as(run.output), self.kit.optimiser, scale, self.carried[k])
             if grad is not None:
                 at_input.append(grad if shares is None else grad.div(_column(shares[span], grad)))
         return _joined(at_input)
@@ -217,7 +220,7 @@ class LocalParty:
             output = run.output.detach().requires_grad_()
             each = self._losses(output, ys.chunk(k))
             total = each.sum() if shares is None else (shares[span] * each).sum()
-            grad = run.backward(torch.autograd.grad(total, output)[0], self.kit.optimiser, scale)
+            grad = run.backward(torch.autograd.grad(total, output)[0], self.kit.optimiser, scale, self.carried[k])
             losses.append(each.detach())
             if grad is not None:
                 grads.append(grad if shares is None else grad.div(_column(shares[span], grad)))

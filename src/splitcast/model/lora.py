@@ -1,6 +1,9 @@
 """Low-rank adapters, after Hu et al., ICLR 2022: W x + (alpha / r) B A x, of which only A (r, in), B (out, r) learn.
 
 A is drawn, B is zero: a model with fresh adapters does what it did without.
+
+With adapters of k clients, A (k, r, in) and B (k, out, r), the rows of x are those of one client after another: the
+base layer sees all of them at once, and each client's rows its own adapter.
 """
 
 import math
@@ -26,7 +29,11 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.base(x)
-        return out + self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+        if self.lora_A.dim() == 2:
+            return out + self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+        rows = x.reshape(len(self.lora_A), -1, x.shape[-1])
+        added = rows @ self.lora_A.transpose(1, 2) @ self.lora_B.transpose(1, 2)
+        return out + self.scale * added.view(out.shape)
 
 
 def add_lora(holder: nn.Module, rank: int, modules: Sequence[str], alpha: float = 0.0) -> None:

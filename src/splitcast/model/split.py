@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from splitcast.base.config import LoraConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.model.graph import is_still, pieces
+from splitcast.model.lora import LoRA
 from splitcast.model.tape import answer
 from splitcast.model.transformer import (
     adapted,
@@ -117,6 +118,7 @@ class SplitModel:
         self._counted: dict[tuple[int, int], tuple[int, int]] = {}
         self._mixing = [self._mixes(block) for block in range(self.depth)]
         self._stackable: dict[int, bool] = {}
+        self._adapted: dict[tuple[int, int], bool] = {}
 
     @staticmethod
     def of(module: Blocks, example: Tensor, arch: str = "") -> "SplitModel":
@@ -259,7 +261,8 @@ class SplitModel:
         made.blocks = [*self.blocks, *heads]
         whole = made._half(self.depth, len(made.blocks))
         made._initial = self._initial | {name: p.detach().clone() for name, p in whole.named_parameters()}
-        made._shapes, made._counted, made._stackable = [*self._shapes, *[out] * len(heads)], {}, {}
+        made._shapes = [*self._shapes, *[out] * len(heads)]
+        made._counted, made._stackable, made._adapted = {}, {}, {}
         made._mixing = [made._mixes(block) for block in range(len(made.blocks))]
         return made
 
@@ -271,14 +274,6 @@ class SplitModel:
         """Whether a sample's output of blocks start+1..stop depends on other samples of the batch: BatchNorm and the
         like. Such blocks see the samples of one client at a time."""
         return any(self._mixing[start:stop])
-
-    def torn(self, segments: Sequence[tuple[int, int]]) -> list[str]:
-        """Tied parameters of which a division into blocks start+1..stop would put the two uses apart."""
-
-        def home(name: str) -> int:
-            return next(k for k, (start, stop) in enumerate(segments) if start <= block_of(name) < stop)
-
-        return [name for name, owner in self.tied.items() if home(name) != home(owner)]
 
     def client_size(self, blocks: int) -> int:
         """phi(v): parameters of the first v blocks."""
@@ -305,6 +300,20 @@ class SplitModel:
             x = x.clone()
         out: Tensor = functional_call(self._half(start, stop), mine, (x,), tie_weights=False)
         return out
+
+    def only_adapters(self, start: int, stop: int) -> bool:
+        """Whether all that blocks start+1..stop train is adapters, of which a pass takes those of many clients."""
+        if (start, stop) not in self._adapted:
+            adapters = {
+                f"{k}.{path}.{name}"
+                for k in range(start, stop)
+                for path, part in self.blocks[k].named_modules()
+                if isinstance(part, LoRA)
+                for name in ("lora_A", "lora_B")
+            }
+            changing = {k for k in (*self._initial, *self.tied, *self._buffers) if start <= block_of(k) < stop}
+            self._adapted[start, stop] = changing <= adapters and not self.mixes(start, stop)
+        return self._adapted[start, stop]
 
     def stackable(self, start: int, stop: int) -> bool:
         """Whether copies of blocks start+1..stop run together: torch has rules for all that they do."""

@@ -234,6 +234,10 @@ class Scheme:
         """Who holds which of the V blocks, for the cut that the user chose."""
         return Placement.split(cut, depth)
 
+    def cuts(self, depth: int) -> range:
+        """The cuts that a user may choose."""
+        return range(1, depth)
+
     def fitted(self, model: SplitModel) -> SplitModel:
         """The model with what the scheme adds to it, such as auxiliary heads."""
         return model

@@ -38,13 +38,13 @@ Gradient = Tensor | Factors
 
 
 def formed_values(blocks: Sequence[nn.Module]) -> int:
-    """Values of a client's gradient that are formed after all: all but those of linear weights."""
+    """Values of a client's gradient that are formed after all: of all that is trained but linear weights."""
     modules = [module for block in blocks for module in block.modules()]
     return sum(
         p.numel()
         for module in modules
         for name, p in module.named_parameters(recurse=False)
-        if not (isinstance(module, nn.Linear) and name == "weight")
+        if p.requires_grad and not (isinstance(module, nn.Linear) and name == "weight")
     )
 
 

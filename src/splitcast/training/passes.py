@@ -1,7 +1,8 @@
 """A pass through some blocks, with one copy of the weights or one per client, and its graph.
 
-Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass; with stacked copies
-`torch.func.vmap` runs them together, or, where it has no rule for a layer, one after another.
+Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass, and so they do where only adapters
+are trained; other stacked copies are run together by `torch.func.vmap`, or, where it has no rule for a layer, one after
+another.
 """
 
 from contextlib import nullcontext
@@ -36,11 +37,14 @@ class Pass:
         """A pass changes buffers where its layers do so, unless it is the same ``again``; a ``plain`` one can be
         differentiated twice."""
         self.weights, self.rows, self.x = weights, rows, x
-        stacked = weights.stacked
+        stacked, first, last = weights.stacked, segment.start, segment.stop
+        elsewhere = {model.tied[k] for k in model.tied if segment.holds(k) and not segment.holds(model.tied[k])}
+        self.elsewhere = elsewhere & weights.params.keys()
+        """parameters that are used here and belong to another segment of this side"""
         self.leaves: Params = {
             k: (v[rows] if stacked else v).detach().requires_grad_()
             for k, v in weights.params.items()
-            if segment.holds(k)
+            if segment.holds(k) or k in elsewhere
         }
         self.linear = FactoredLinear(self.leaves)
         buffers = {k: (v[rows] if stacked else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
@@ -52,26 +56,33 @@ class Pass:
             return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
 
         with runtime.arithmetic():
-            if stacked and model.stackable(segment.start, segment.stop):
+            if not stacked or model.only_adapters(first, last):
+                flat = run(self.leaves, buffers, x.flatten(0, 1))
+                self.output: Tensor = flat.view(*x.shape[:2], *flat.shape[1:])
+            elif model.stackable(first, last):
                 with nullcontext() if plain else self.linear:
-                    self.output: Tensor = vmap(run, randomness="different")(self.leaves, buffers, x)
-            elif stacked:
+                    self.output = vmap(run, randomness="different")(self.leaves, buffers, x)
+            else:
                 each = zip(_unstacked(self.leaves, x), _unstacked(buffers, x), x, strict=True)
                 self.output = torch.stack([run(*one) for one in each])
-            else:
-                flat = run(self.leaves, buffers, x.flatten(0, 1))
-                self.output = flat.view(*x.shape[:2], *flat.shape[1:])
 
-    def backward(self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0) -> Tensor | None:
+    def backward(
+        self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0, carried: dict[str, Gradient] | None = None
+    ) -> Tensor | None:
         """Pull a gradient at the output back: stacked copies step at once, one copy gathers ``scale`` times it.
 
-        Returns the gradient at the input if the input asks for one.
+        Gradients of parameters that belong elsewhere are ``carried`` there, and steps are along the sum. Returns the
+        gradient at the input if the input asks for one.
         """
         if not self.output.requires_grad:
             return None
         wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
         grads = self.linear.gradients(self.output, grad, wrt)
         at_input = grads.pop("input", None)
+        if self.weights.stacked and carried is not None:
+            came = {k: carried.pop(k) for k in grads.keys() & carried.keys()}
+            carried |= {k: grads.pop(k) for k in self.elsewhere & grads.keys()}
+            grads |= {k: _formed(grads[k]) + _formed(g) for k, g in came.items()}
         self.apply(grads, optimiser, scale)
         assert not isinstance(at_input, Factors)
         return at_input
@@ -84,6 +95,10 @@ class Pass:
             self.weights.step_rows(optimiser, grads, self.rows)
         else:
             self.weights.accumulate(grads, scale)
+
+
+def _formed(grad: Gradient) -> Tensor:
+    return grad.formed() if isinstance(grad, Factors) else grad
 
 
 def _unstacked(values: Params, x: Tensor) -> list[Params]:
@@ -101,7 +116,7 @@ def saved_bytes(model: SplitModel) -> int:
         return tensor
 
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
-    own = {p.untyped_storage().data_ptr() for p in params.values()}
+    own = {p.untyped_storage().data_ptr() for p in (params | model.frozen()).values()}
     x = torch.zeros(1, *model.input_shape, device="cpu", dtype=model.input_dtype)
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:

@@ -58,6 +58,18 @@ class Placement:
         return Placement((Segment("client", 0, cut), Segment("server", cut, depth)))
 
     @staticmethod
+    def at_home(cut: int, depth: int) -> "Placement":
+        """The U-shape: blocks 1..v and the last one on the clients, who keep their targets; the others on the server.
+
+        >>> [(segment.side, segment.start, segment.stop) for segment in Placement.at_home(2, depth=5).segments]
+        [('client', 0, 2), ('server', 2, 4), ('client', 4, 5)]
+        """
+        if not 1 <= cut < depth - 1:
+            raise SplitcastError(f"cut: {cut} is not legal with labels at home; choose 1..{depth - 2}")
+        last = depth - 1
+        return Placement((Segment("client", 0, cut), Segment("server", cut, last), Segment("client", last, depth)))
+
+    @staticmethod
     def whole(depth: int) -> "Placement":
         """All blocks on the clients."""
         return Placement((Segment("client", 0, depth),))
@@ -84,17 +96,21 @@ class Placement:
 
     def keeps_ties(self, model: SplitModel) -> bool:
         """Whether parameters that are one tensor are in one segment."""
-        return not model.torn([(segment.start, segment.stop) for segment in self.segments])
+        return not self._torn(model)
 
     def check(self, model: SplitModel) -> "Placement":
         """Refuse a cut between the uses of a tied parameter."""
-        torn = model.torn([(segment.start, segment.stop) for segment in self.segments])
-        if torn:
+        if torn := self._torn(model):
             owner = model.tied[torn[0]]
             fits = [cut for cut in model.cuts if Placement.split(cut, model.depth).keeps_ties(model)]
-            remedy = f"choose one of {fits}" if fits else "untie them, freeze them, or keep the whole model on one side"
+            remedy = (
+                f"choose one of {fits}" if fits else "untie or freeze them, or keep both with the clients (U-shape)"
+            )
             raise SplitcastError(f"cut: {self.cut} separates {torn[0]} from {owner}, which are one tensor; {remedy}")
         return self
+
+    def _torn(self, model: SplitModel) -> list[str]:
+        return [name for name, owner in model.tied.items() if self.side(name) != self.side(owner)]
 
     def of(self, client: int) -> "Placement":
         """Of a client: for all the same."""

@@ -1,0 +1,162 @@
+"""Fine-tuning of language models, split: what plain PyTorch does with the same tokens, with labels at home or not."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from splitcast.base.config import Config, LoraConfig, with_values
+from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream
+from splitcast.data.batches import draw_batches
+from splitcast.engine.simulator import Simulator
+from splitcast.model.lora import LoRA, add_lora
+from splitcast.model.split import SplitModel
+from splitcast.training.placement import Placement
+from splitcast.training.positions import NextToken, next_tokens
+from splitcast.training.weights import FROZEN
+from test_transformer import TOKENS, hf
+
+LORA = LoraConfig(rank=2, modules=("q_proj", "v_proj"), alpha=4)
+LENGTH = 7
+AT_HOME = {"labels_at_home": True}
+
+
+def text(sizes):
+    """Random tokens, their targets, and which rows each client has."""
+    x = torch.randint(4, TOKENS, (sum(sizes), LENGTH), generator=torch.Generator().manual_seed(1))
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    parts = [torch.arange(end - size, end).numpy() for size, end in zip(sizes, ends, strict=True)]
+    return x, next_tokens(x), parts
+
+
+def sim_of(model, sizes, **values):
+    usual = {"scheme": "sfl", "cut": 2, "batch": 5, "lr": 0.01, "dtype": "float64", "optimizer": "adamw"}
+    config = with_values(Config(), **usual | {"clients": len(sizes), "task": "next-token"} | values)
+    return Simulator(config, model, NextToken(TOKENS), *text(sizes))
+
+
+def fine_tuned(module, sizes, client, rounds, tau=1, make=lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.0)):
+    """Plain PyTorch on the batches of a client, the loss being the mean over tokens."""
+    x, y, parts = text(sizes)
+    optimiser = make([p for p in module.parameters() if p.requires_grad])
+    for t in rounds:
+        for i in range(tau):
+            rows = parts[client][draw_batches(sizes, 5, stream(0, "batch", t, i))[client]]
+            optimiser.zero_grad()
+            logits = module(x[rows], use_cache=False).logits
+            F.cross_entropy(logits.flatten(0, 1), y[rows].flatten(), ignore_index=-100).backward()
+            optimiser.step()
+    return {k: p.detach().clone() for k, p in module.named_parameters() if p.requires_grad}
+
+
+def adapted(module):
+    """The model with the adapters that `from_transformer` gives it."""
+    own = copy.deepcopy(module)
+    torch.manual_seed(9)
+    add_lora(own, LORA.rank, LORA.modules, LORA.alpha)
+    return own.double()
+
+
+def split_of(module, lora=LORA):
+    torch.manual_seed(9)
+    return SplitModel.from_transformer(module, lora, example=torch.zeros(1, LENGTH, dtype=torch.int64))
+
+
+def trained(sim):
+    ours = sim.state.averaged(sim.weights)
+    return {k.split(".", 1)[1]: ours[k].clone() for k in sim.model.initial()}
+
+
+def distance(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[k] - theirs[k].double()).abs().max()) for k in ours)
+
+
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "sl"]
+EXACT = {"uplink_codec": "fp32", "downlink_codec": "fp32", "sfl-gb.rank": 1000}
+
+
+@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "fl"])
+def test_one_client_is_plain_fine_tuning(scheme, home):
+    if home and scheme == "fl":
+        with pytest.raises(SplitcastError, match="labels_at_home: fl has no U-shape; choose sfl-ga"):
+            sim_of(split_of(hf("llama")), [20], scheme=scheme, **AT_HOME)
+        return
+    module = hf("llama", tie_word_embeddings=True)
+    sim = sim_of(split_of(module), [20], scheme=scheme, local_steps=2, labels_at_home=home, **EXACT)
+    start = trained(sim)
+    for t in (1, 2, 3):
+        sim.round(t)
+    theirs = fine_tuned(adapted(module), [20], 0, (1, 2, 3), tau=2)
+    assert distance(trained(sim), theirs) < 1e-5 < distance(start, theirs)
+
+
+@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("cut", [1, 3])
+def test_sfl_is_the_average_of_the_adapters(home, cut):
+    """Three local steps each, from the same start."""
+    module, sizes = hf("qwen2"), [12, 20]
+    sim = sim_of(split_of(module), sizes, cut=cut, local_steps=3, labels_at_home=home)
+    sim.round(1)
+    each = [fine_tuned(adapted(module), sizes, n, (1,), tau=3) for n in range(2)]
+    mean = {k: (12 * each[0][k] + 20 * each[1][k]) / 32 for k in each[0]}
+    assert distance(trained(sim), mean) < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("tau", [1, 2])
+def test_a_tied_embedding_is_trained_whole_in_the_u_shape(optimizer, tau):
+    """Embedding and head are one tensor on the client: it steps along the sum of both gradients."""
+    module = hf("gpt2")
+    model = SplitModel.from_transformer(module, example=torch.zeros(1, LENGTH, dtype=torch.int64))
+    with pytest.raises(SplitcastError, match="separates 4.lm_head.weight from 0.transformer.wte.weight"):
+        sim_of(model, [20])
+    sim = sim_of(model, [20], local_steps=tau, optimizer=optimizer, **AT_HOME)
+    for t in (1, 2):
+        sim.round(t)
+    steps = {
+        "adamw": lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.0),
+        "sgd": lambda params: torch.optim.SGD(params, 0.01),
+    }
+    theirs = fine_tuned(copy.deepcopy(module).double(), [20], 0, (1, 2), tau, steps[optimizer])
+    assert distance(trained(sim), theirs) < 1e-9
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_labels_never_leave_home(scheme):
+    sim = sim_of(split_of(hf("llama")), [12, 20], scheme=scheme, **AT_HOME)
+    sent = sim.round(1).ledger.by_kind()
+    assert "up.labels" not in sent and {"up.smashed", "down.features", "up.feature gradient"} <= sent.keys()
+    assert sim.state.placement == Placement.at_home(2, 5)
+    with pytest.raises(SplitcastError, match="cut: 4 is not legal with labels at home; choose 1..3"):
+        sim_of(split_of(hf("llama")), [12, 20], scheme=scheme, cut=4, **AT_HOME)
+
+
+def test_adapters_of_many_clients_run_together():
+    """One pass of all clients' rows through the frozen layer, and of each client's through its own adapter."""
+    torch.manual_seed(3)
+    layer = LoRA(torch.nn.Linear(4, 3), rank=2, alpha=4)
+    a, b = torch.randn(5, 2, 4, requires_grad=True), torch.randn(5, 3, 2, requires_grad=True)
+    x = torch.randn(5 * 2, 6, 4)
+    together = torch.func.functional_call(layer, {"lora_A": a, "lora_B": b}, (x,))
+    apart = [
+        torch.func.functional_call(layer, {"lora_A": a[n], "lora_B": b[n]}, (x[2 * n : 2 * n + 2],)) for n in range(5)
+    ]
+    assert torch.allclose(together, torch.cat(apart), atol=1e-6)
+    model = split_of(hf("llama"))
+    assert model.only_adapters(0, 5)
+    assert not SplitModel.from_transformer(hf("llama")).only_adapters(1, 2)
+
+
+def test_clients_share_what_is_frozen():
+    """Sixteen clients hold sixteen adapters and one base: the model's own tensors."""
+    module = hf("llama")
+    sim = sim_of(split_of(module), [6] * 16, scheme="psl", dtype="float32")
+    sim.round(1)
+    base = {p.data_ptr() for p in module.parameters()}
+    assert sim.state.client.copies == 16
+    assert all(v.data_ptr() in base for v in sim.state.client.slots[FROZEN].values())
+    assert all(len(v) == 16 for v in sim.state.client.params.values())
