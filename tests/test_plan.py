@@ -169,9 +169,9 @@ def test_bad_plans_are_one_line(capsys, tmp_path, flags, words):
 
 def test_comparisons_know_the_seconds_to_the_target():
     records = train(with_values(QUICK, eval_every=2)).rounds
-    target, (row,) = rows({"sfl-ga": records})
+    target, (row,) = rows({"sfl-ga": [records]})
     assert row.seconds == pytest.approx(sum(r.latency_s for r in records))
     hit = next(k for k, r in enumerate(records) if (r.test_accuracy or 0) >= target)
     assert row.seconds_to_target == pytest.approx(sum(r.latency_s for r in records[: hit + 1]))
-    assert rows({"sfl-ga": records}, target=1.0)[1][0].seconds_to_target is None
-    assert rows({"sfl-ga": [replace(r, test_accuracy=0.29) for r in records]})[0] == 0.29
+    assert rows({"sfl-ga": [records]}, target=1.0)[1][0].seconds_to_target is None
+    assert rows({"sfl-ga": [[replace(r, test_accuracy=0.29) for r in records]]})[0] == 0.29

@@ -18,7 +18,7 @@ from splitcast.cli.options import TrainOptions
 from splitcast.run.loop import train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.compare import rows
-from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.curves import COLOURS, looks
 from splitcast.studies.report import write_report
 from splitcast.studies.report.clients import breakdown, held_up
 from splitcast.studies.report.document import (
@@ -33,6 +33,7 @@ from splitcast.studies.report.document import (
 from splitcast.studies.report.page import render
 from splitcast.studies.report.runs import Run, read_runs
 
+GA, GB, SFL = (COLOURS[look.colour] for look in looks(["sfl-ga", "sfl-gb", "sfl"]))
 TINY = with_values(Config(), arch="cnn-small", rounds=6, batch=4, clients=4, eval_every=2)
 
 
@@ -355,7 +356,7 @@ def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     train(TINY, folder / "a <b>&amp;")
     train(with_values(TINY, scheme="sfl-gb"), folder / "gb")
-    train(with_values(TINY, policy="random", participation=0.5), folder / "moving")
+    train(with_values(TINY, scheme="sfl", policy="random", participation=0.5), folder / "moving")
     (folder / "moving" / "summary.json").unlink()
     return write_report([folder])
 
@@ -432,8 +433,8 @@ def test_every_chart_draws(browser):
         box = browser.find(f"[data-chart={name}] svg").size
         assert box["width"] > 300 and box["height"] > 100
         assert len(browser.find(f"[data-chart={name}] [role=img]").get_attribute("aria-label")) > 20
-    assert browser.lines("learning") == set(COLOURS[:3])
-    assert browser.lines("gamma") == {COLOURS[1]}  # only sfl-gb measures it
+    assert browser.lines("learning") == {GA, GB, SFL}
+    assert browser.lines("gamma") == {GB}  # nobody else measures it
     assert len(browser.all("#cards .card")) == 5
     assert "not taking part" not in browser.find("[data-chart=clients]").text
 
@@ -445,12 +446,12 @@ def test_runs_toggle_by_mouse_and_by_keyboard(browser):
     assert browser.find(second).get_attribute("aria-pressed") == "true"
     browser.find(second).click()
     assert browser.find(second).get_attribute("aria-pressed") == "false"
-    assert browser.lines("learning") == {COLOURS[0], COLOURS[2]}
+    assert browser.lines("learning") == {GA, SFL}
     assert "gb" not in browser.texts("bytes")
     assert [row[0].split()[0] for row in browser.rows("#table tbody")] == ["a", "movingunfinished"]
     browser.driver.switch_to.active_element.send_keys(Keys.SPACE)  # the focus stays on the button
     assert browser.find(second).get_attribute("aria-pressed") == "true"
-    assert browser.lines("learning") == set(COLOURS[:3])
+    assert browser.lines("learning") == {GA, GB, SFL}
 
 
 def test_the_horizontal_axis_switches(browser):
@@ -486,7 +487,7 @@ def test_hovering_tells_the_numbers(browser):
 
 
 def test_the_target_gives_the_numbers_of_compare(browser, page):
-    runs = {path.name: RunFolder(path).rounds() for path in sorted(page.parent.iterdir()) if path.is_dir()}
+    runs = {path.name: [RunFolder(path).rounds()] for path in sorted(page.parent.iterdir()) if path.is_dir()}
     target, table = rows(runs)
     assert float(browser.find("#target").get_attribute("value")) == pytest.approx(100 * target)
 
@@ -580,7 +581,7 @@ def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
     assert "upload 1.25 s; sites failed 2 times" in browser.find("[data-chart=clients]").text
     browser.find("[data-chart=cost] [data-value=wall_s]").click()
     assert "measured time of the round (s)" in browser.texts("cost")
-    assert browser.lines("learning") == set(COLOURS[:3])
+    assert browser.lines("learning") == {GA, GB, SFL}
 
 
 def test_long_names_are_shortened_to_where_they_differ(chromium, page, tmp_path):

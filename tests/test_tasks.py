@@ -359,14 +359,14 @@ def with_tests(values, name="perplexity"):
 
 
 def test_lower_is_better_where_it_is():
-    runs = {"a": with_tests([9.0, 4.0, 2.84, 3.0]), "b": with_tests([9.0, 2.0, 5.0, 2.5])}
+    runs = {"a": [with_tests([9.0, 4.0, 2.84, 3.0])], "b": [with_tests([9.0, 2.0, 5.0, 2.5])]}
     target, (a, b) = rows(runs, judged=measure("perplexity"))
     assert target == 2.9  # both reach 2.84
     assert (a.value, a.rounds_to_target, a.megabytes_to_target) == (3.0, 3, 3.0)
     assert (b.value, b.rounds_to_target) == (2.5, 2)
     _, (a, b) = rows(runs, 2.5, measure("perplexity"))
     assert a.rounds_to_target is None and b.rounds_to_target == 2
-    higher = {"a": with_tests([1.0, 31.7, 20.0], "score"), "b": with_tests([44.0, 2.0, 1.0], "score")}
+    higher = {"a": [with_tests([1.0, 31.7, 20.0], "score")], "b": [with_tests([44.0, 2.0, 1.0], "score")]}
     target, (a, b) = rows(higher, judged=measure("score"))
     assert (target, a.rounds_to_target, b.rounds_to_target) == (31.0, 2, 1)
     with pytest.raises(SplitcastError, match="target: 94; give an accuracy between 0 and 1"):

@@ -37,10 +37,17 @@ def _flare(repeats: int) -> list[Row]:
     return flare(repeats)
 
 
+def _peers(repeats: int) -> list[Row]:
+    from splitcast.bench.peers import peers
+
+    return peers(repeats)
+
+
 BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "engine": _engine,
     "allocate": _allocate,
     "gb": _gb,
     "ccc": _ccc,
     "flare": _flare,
+    "peers": _peers,
 }

@@ -52,7 +52,7 @@ def _ratios(clients: int, batch: int, cuts: tuple[int, ...], repeats: int) -> li
         for cut in cuts:
             turns[f"{name}.cut{cut}"] = _round(_simulator(model, name, cut, clients, batch, x, y))
     turns["naive-sfl-ga.cut1"] = _naive(model, 1, x.view(clients, 2 * batch, *SHAPE), y.view(clients, -1), batch)
-    seconds = interleaved_medians(turns, repeats)
+    seconds = interleaved_medians(turns, repeats, f"{clients} clients, batch {batch}")
     case = f"engine.n{clients}_b{batch}"
     central = seconds.pop("central")
     return [

@@ -18,7 +18,7 @@ from typing import Any
 
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.bench.rows import Row
+from splitcast.bench.rows import Row, tell
 from splitcast.deploy.console import Operator
 from splitcast.deploy.kits import deployment_in, make_kits
 from splitcast.deploy.processes import start, stop
@@ -73,9 +73,11 @@ def _measured(here: Path, repeats: int) -> dict[str, dict[str, float]]:
 
 
 def _awaited(file: Path) -> dict[str, dict[str, float]]:
-    deadline = time.monotonic() + PATIENCE_S
+    started = time.monotonic()
     while not file.is_file():
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - started
+        tell("seconds, at most", int(waited), int(PATIENCE_S))
+        if waited > PATIENCE_S:
             raise SplitcastError(f"bench: nothing was measured after {PATIENCE_S:g} s")
         time.sleep(0.2)
     found: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))

@@ -44,7 +44,7 @@ def _overhead(clients: int, batch: int, repeats: int) -> list[Row]:
     flat, weights = smashed.flatten(0, 1).flatten(1), torch.full((clients * batch,), 1 / clients)
     turns["decomposition"] = partial(factorise, flat, weights, 8)
     turns["uplink codec"] = partial(CODECS["int2"].through, smashed)
-    seconds = interleaved_medians(turns, repeats)
+    seconds = interleaved_medians(turns, repeats, f"{clients} clients, batch {batch}")
     case, sfl = f"gb.n{clients}_b{batch}", seconds.pop("sfl")
     return [
         Row(f"{case}.sfl", 1e3 * sfl, "ms"),

@@ -79,7 +79,7 @@ def compare(options: CompareOptions) -> None:
 
     if options.settings.split.scheme != Config().split.scheme:
         raise SplitcastError("scheme: compare takes schemes without a flag, as in: splitcast compare sfl-ga sfl psl")
-    run_comparison(options.settings, options.schemes, options.out, options.target, options.track, options.output)
+    run_comparison(options)
 
 
 def sweep(options: SweepOptions) -> None:
@@ -174,11 +174,12 @@ def data(options: DataOptions) -> None:
 def bench(options: BenchOptions) -> None:
     from splitcast.base.errors import one_of
     from splitcast.bench import BENCHES
-    from splitcast.cli.show import print_bench
+    from splitcast.cli.show import measured, print_bench
 
     if options.repeats < 1:
         raise SplitcastError(f"repeats: {options.repeats}; must be at least 1")
-    rows = BENCHES[one_of("bench", options.what, BENCHES)](options.repeats)
+    run = BENCHES[one_of("bench", options.what, BENCHES)]
+    rows = run(options.repeats) if options.json else measured(run, options.repeats)
     if options.json:
         print(json.dumps([asdict(row) for row in rows]))
     else:

@@ -86,8 +86,10 @@ class CompareOptions:
     schemes: Annotated[tuple[str, ...], tyro.conf.Positional] = ("sfl-ga", "sfl", "psl")
     """Schemes to compare."""
     settings: Settings = field(default_factory=Config)
+    seeds: int = 1
+    """Trainings of every scheme: --seed and the next ones. Several give means, intervals and bands."""
     out: Path = Path("runs/compare")
-    """Folder for one run folder per scheme and the figure."""
+    """Folder for one run folder per training and the figure."""
     target: Annotated[float | None, tyro.conf.arg(name="to")] = None
     """Value for the columns "to target", of what the task is judged by: an accuracy (0..1), a perplexity, ... Default:
     the best round number, of accuracies a whole per cent, that every scheme reaches."""
@@ -221,7 +223,7 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine, allocate, gb, ccc or flare."""
+    """engine, allocate, gb, ccc, flare, or peers (other frameworks, which it installs for themselves)."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False

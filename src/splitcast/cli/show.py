@@ -4,20 +4,22 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import TaskID
 from rich.table import Table
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.bench import Row as BenchRow
-from splitcast.cli.options import Output
+from splitcast.bench.rows import heard_by
+from splitcast.cli.options import CompareOptions, Output
+from splitcast.cli.progress import Bars
 from splitcast.model.split import SplitModel
 from splitcast.run.headline import headline
 from splitcast.run.loop import OnRound, train
@@ -27,34 +29,18 @@ from splitcast.studies import compare as comparison
 from splitcast.training.measure import ACCURACY, Measure, measure
 
 
-class Watch:
-    """A progress bar per run with what it is judged by, MB, simulated seconds and rounds per second."""
-
-    def __init__(self) -> None:
-        self.progress = Progress(
-            TextColumn("{task.description:8}"),
-            BarColumn(bar_width=12),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-
-    def __enter__(self) -> "Watch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.progress.live.is_started:  # else it would print an empty line
-            self.progress.stop()
+class Watch(Bars):
+    """A bar per run with what it is judged by, MB, simulated seconds and rounds per second."""
 
     def __call__(self, name: str, config: Config, before: Sequence[RoundRecord] = ()) -> OnRound:
         """Watch a run; ``before`` are the rounds of one that goes on."""
-        task = self.progress.add_task(name, total=config.train.rounds, status="")
+        return self._watched(self.add(name, config.train.rounds), config, before)
+
+    def _watched(self, task: TaskID, config: Config, before: Sequence[RoundRecord]) -> OnRound:
         started, seen, sent, clock, value = time.perf_counter(), 0, 0, 0.0, ""
 
         def show(record: RoundRecord) -> None:
             nonlocal seen, sent, clock, value
-            self.progress.start()  # not before the first round: bad input must print one line and nothing else
             if not seen:
                 done = [r for r in before if r.round < record.round]
                 sent, clock = sum(r.bytes for r in done), sum(r.latency_s for r in done)
@@ -64,20 +50,19 @@ class Watch:
             if record.tests():
                 value = _told(headline(config, [record]), record)
             speed = seen / (time.perf_counter() - started)
-            status = f"{value:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s"
-            self.progress.update(task, completed=record.round, status=status)
+            self.move(task, record.round, f"{value:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s")
 
         return show
 
     def briefly(self, name: str, config: Config) -> OnRound:
         """The same, gone when the run is done."""
-        show = self(name, config)
-        task = self.progress.task_ids[-1]
+        task = self.add(name, config.train.rounds)
+        show = self._watched(task, config, ())
 
         def show_and_go(record: RoundRecord) -> None:
             show(record)
             if record.round == config.train.rounds:
-                self.progress.remove_task(task)
+                self.remove(task)
 
         return show_and_go
 
@@ -151,10 +136,9 @@ def _headline(summary: Mapping[str, Any]) -> Measure:
     return Measure(told["name"], told["unit"], lower=told["lower"])
 
 
-def run_comparison(
-    config: Config, schemes: Sequence[str], out: Path, target: float | None, track: Sequence[str], output: Output
-) -> None:
+def run_comparison(options: CompareOptions) -> None:
     """`splitcast compare`."""
+    config, out, output, target = options.settings, options.out, options.output, options.target
     judged = headline(config)
     if target is not None:
         judged.check("target", target)
@@ -163,7 +147,7 @@ def run_comparison(
 
         def watched(name: str, each: Config) -> OnRound:
             show = None if output.silent else watch(name, each)
-            tracked = stack.enter_context(tracking(track, out / name, each))
+            tracked = stack.enter_context(tracking(options.track, out / name, each))
 
             def on_round(record: RoundRecord) -> None:
                 tracked(record)
@@ -173,7 +157,7 @@ def run_comparison(
             return on_round
 
         try:
-            runs = comparison.compare(config, schemes, out, watched)
+            runs = comparison.compare(config, options.schemes, out, watched, options.seeds)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"go on with the same command; {out} keeps what is done") from None
     target, rows = comparison.rows(runs, target, judged)
@@ -182,16 +166,18 @@ def run_comparison(
         print(json.dumps({"target": target if math.isfinite(target) else None, "rows": named}))
         return
     goal = f"to {judged.goal(target)}"
-    table = Table(title=comparison.title_of(config))
+    several = options.seeds > 1
+    title = comparison.title_of(config) + (f"; mean of {options.seeds} seeds ± 95 % interval" if several else "")
+    table = Table(title=title)
     for heading in ("scheme", judged.name, "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
         table.add_column(heading, justify="left" if heading == "scheme" else "right")
     for row in rows:
         table.add_row(
             row.name,
-            "–" if row.value is None else judged.text(row.value),
+            _with_half(judged, row.value, row.half),
             f"{row.megabytes:.1f}",
             f"{row.seconds:.1f}",
-            "never" if row.rounds_to_target is None else str(row.rounds_to_target),
+            "never" if row.rounds_to_target is None else f"{row.rounds_to_target:.4g}",
             "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
             "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
             f"{row.drift:.3g}",
@@ -200,6 +186,18 @@ def run_comparison(
     console.print(table)
     console.print(f"figure: {out / 'comparison.png'}", highlight=False)
     console.print(f"as an interactive page: splitcast report {shlex.quote(str(out))}", highlight=False, soft_wrap=True)
+
+
+def _with_half(judged: Measure, value: float | None, half: float | None) -> str:
+    """A mean with the half width of its interval.
+
+    >>> _with_half(ACCURACY, 0.932, 0.0123), _with_half(ACCURACY, 0.932, None)
+    ('93.20 ± 1.2 %', '93.20 %')
+    """
+    if value is None:
+        return "–"
+    number, space, unit = judged.text(value).partition(" ")
+    return number + ("" if half is None else f" ± {judged.scale * half:.2g}") + space + unit
 
 
 def print_profile(model: SplitModel) -> None:
@@ -222,6 +220,20 @@ def print_profile(model: SplitModel) -> None:
             f"{row.server_forward_flops / 1e6:.3f} / {row.server_backward_flops / 1e6:.3f}",
         )
     Console().print(table)
+
+
+def measured(bench: Callable[[int], list[BenchRow]], repeats: int) -> list[BenchRow]:
+    """The figures of a benchmark, with a bar while it runs."""
+    tasks: dict[str, TaskID] = {}
+    with Bars() as bars:
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add(what, total)
+            bars.move(tasks[what], done)
+
+        with heard_by(told):
+            return bench(repeats)
 
 
 def print_bench(rows: Sequence[BenchRow]) -> None:

@@ -145,8 +145,7 @@ def _run(options: DeployOptions) -> None:
     show = watch(config.split.scheme, config)
 
     def say(text: str) -> None:  # part of it may come from a site: no markup, no control characters
-        printable = "".join(c if c.isprintable() else "?" for c in text)
-        watch.progress.console.print(printable, highlight=False, markup=False, emoji=False)
+        watch.say("".join(c if c.isprintable() else "?" for c in text))
 
     def on_round(record: RoundRecord) -> None:
         tracked(record)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.base.files import write_atomically
 from splitcast.cli.options import Output
+from splitcast.cli.progress import Bars
 from splitcast.studies.learn import Learned, flat_after, learn_policy
 from splitcast.studies.learn_figure import plot_learning
 from splitcast.studies.report.document import train_command
@@ -18,26 +18,22 @@ from splitcast.studies.report.document import train_command
 
 def run_learning(config: Config, settings: LearnConfig, out: Path, output: Output) -> None:
     """`splitcast learn`."""
-    columns = TextColumn("learning"), BarColumn(bar_width=24), MofNCompleteColumn()
-    bar = Progress(*columns, TextColumn("{task.fields[status]}"), TimeRemainingColumn(), console=Console(stderr=True))
-    task = bar.add_task("learning", total=settings.episodes, status="")
+    bars = Bars()
+    task = bars.add("learning", settings.episodes)
 
     def show(done: int, reward: float) -> None:
         if not output.silent:
-            bar.start()  # not before the first episodes: bad input must print one line and nothing else
-            bar.update(task, completed=done, status=f"reward per round {reward:9.3f}")
+            bars.move(task, done, f"reward per round {reward:9.3f}")
 
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(parents=True, exist_ok=True)  # what cannot be written had better be known before
     try:
-        learned = learn_policy(config, settings, show)
+        with bars:
+            learned = learn_policy(config, settings, show)
     except BaseException:
         for folder in absent:
             folder.rmdir()
         raise
-    finally:
-        if bar.live.is_started:  # else it would print an empty line
-            bar.stop()
     learned.agent.save(out / "policy.safetensors")
     facts = learned.as_json() | {"flat_after_episode": flat_after(learned.curve)}
     write_atomically(out / "learned.json", (json.dumps(facts, indent=2) + "\n").encode())

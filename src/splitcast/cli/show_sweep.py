@@ -5,10 +5,10 @@ import shlex
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from splitcast.cli.options import SweepOptions
+from splitcast.cli.progress import Bars
 from splitcast.studies.results import over_seeds, read_rows, shown, write_tables
 from splitcast.studies.sweep.points import Point, parse_axis, points, read_plan
 from splitcast.studies.sweep.sweep import OnProgress, sweep
@@ -20,21 +20,12 @@ def run_sweep(options: SweepOptions) -> None:
     over |= dict(parse_axis(axis) for axis in options.over)
     chosen = points(options.settings, over, runs, options.draw)
     again = f"splitcast sweep with the same options goes on in {shlex.quote(str(options.out))}"
-    bar = _bar()
-    try:
-        failed = sweep(
-            chosen,
-            options.out,
-            options.jobs,
-            options.on,
-            options.track,
-            None if options.output.silent else _told(bar, chosen),
-        )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(again) from None
-    finally:
-        if bar.live.is_started:
-            bar.stop()
+    with Bars() as bars:
+        told = None if options.output.silent else _told(bars, chosen)
+        try:
+            failed = sweep(chosen, options.out, options.jobs, options.on, options.track, told)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(again) from None
     rows = read_rows(options.out)
     files = write_tables(options.out, rows)
     if options.output.json:
@@ -47,25 +38,14 @@ def run_sweep(options: SweepOptions) -> None:
         console.print(f"{len(failed)} of {len(chosen)} failed; {again}", highlight=False, soft_wrap=True)
 
 
-def _bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-
-
-def _told(bar: Progress, chosen: list[Point]) -> OnProgress:
+def _told(bars: Bars, chosen: list[Point]) -> OnProgress:
     """One bar over the rounds of all runs."""
-    task = bar.add_task(f"{len(chosen)} runs, rounds", total=sum(point.config.train.rounds for point in chosen))
+    task = bars.add(f"{len(chosen)} runs, rounds", sum(point.config.train.rounds for point in chosen))
     done: dict[str, int] = {}
 
     def told(point: Point, rounds: int) -> None:
-        bar.start()  # not before: bad input must print one line and nothing else
         done[point.name] = rounds
-        bar.update(task, completed=sum(done.values()))
+        bars.move(task, sum(done.values()))
 
     return told
 

@@ -1,11 +1,13 @@
 """Several schemes on the same data with the same seeds: one table, one figure."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.data import Dataset
 from splitcast.run.headline import headline
 from splitcast.run.loop import (
     OnRound,
@@ -20,15 +22,18 @@ from splitcast.run.loop import (
 )
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.compare_figure import plot_comparison
-from splitcast.studies.target import all_reach, spent, to_reach
+from splitcast.studies.curves import Runs
+from splitcast.studies.results import estimate
+from splitcast.studies.target import Spent, all_reach, spent, to_reach
 from splitcast.training.measure import ACCURACY, Measure
 
 Watch = Callable[[str, Config], OnRound | None]
+MOST_SEEDS = 1000
 
 
 @dataclass(frozen=True)
 class Row:
-    """One scheme in the comparison."""
+    """One scheme in the comparison: means over its seeds."""
 
     name: str
     value: float | None
@@ -37,18 +42,32 @@ class Row:
     """bytes on the air of the whole run / 10^6"""
     seconds: float
     """simulated seconds of the whole run"""
-    rounds_to_target: int | None
+    rounds_to_target: float | None
+    """None if a seed never gets there; so are the next two"""
     megabytes_to_target: float | None
     seconds_to_target: float | None
     drift: float
+    n: int
+    """seeds"""
+    half: float | None
+    """half width of the 95 % confidence interval of ``value``; None for one seed"""
 
 
 def compare(
-    config: Config, schemes: Sequence[str], out: Path, watch: Watch = lambda name, config: None
-) -> dict[str, list[RoundRecord]]:
-    """Train every scheme, in a run folder each, and draw the figure. Finished runs are kept, stopped ones go on."""
+    config: Config,
+    schemes: Sequence[str],
+    out: Path,
+    watch: Watch = lambda name, config: None,
+    seeds: int = 1,
+) -> dict[str, list[list[RoundRecord]]]:
+    """Train every scheme with ``seeds`` seeds from the configuration's on, in a run folder each, and draw the figure.
+
+    Finished runs are kept, stopped ones go on. Returns the rounds by scheme and seed.
+    """
     if len(set(schemes)) != len(schemes) or not schemes:
         raise SplitcastError(f"schemes: name each scheme once, got {' '.join(schemes) or 'none'}")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise SplitcastError(f"seeds: {seeds}; must be 1..{MOST_SEEDS}")
     if RunFolder(out).config_file.is_file():
         raise SplitcastError(f"out: {out} is a run itself; choose another folder")
     dataset, judged = load_data(config), headline(config)
@@ -57,21 +76,30 @@ def compare(
     for each in configs.values():  # refuse bad input before anything is trained
         simulator = make_simulator(each, dataset)
         make_selector(each, simulator, make_clock(each, simulator), dataset)
-    runs = {}
-    for name, each in configs.items():
-        folder = RunFolder(out / name)
-        known = folder.config_file.is_file()
-        if known and resolved(folder.config()) != each:
-            raise SplitcastError(f"out: {folder.path} holds a run with another configuration; choose another folder")
-        if not known and not folder.is_vacant():
-            raise SplitcastError(f"out: {folder.path} holds something else; choose another folder")
-        if not folder.summary_file.is_file():
-            train(each, folder.path, resume=known, on_round=watch(name, each), dataset=dataset)
-        runs[name] = folder.rounds()
-        if not ended(each, runs[name], judged):
-            raise SplitcastError(f"run: {folder.rounds_file} has lost rounds; delete {folder.path} to train it again")
+    first = config.train.seed
+    runs: dict[str, list[list[RoundRecord]]] = {name: [] for name in schemes}
+    for seed in range(first, first + seeds):  # all schemes with one seed, then with the next: more seeds may come later
+        for name, each in configs.items():
+            folder = out / (name if seed == first else f"{name},seed={seed}")
+            runs[name].append(_run(with_values(each, seed=seed), folder, dataset, watch, judged))
     plot_comparison(runs, out / "comparison", title_of(config), judged)
     return runs
+
+
+def _run(config: Config, path: Path, dataset: Dataset, watch: Watch, judged: Measure) -> list[RoundRecord]:
+    """The rounds of one training: done, continued, or read."""
+    folder = RunFolder(path)
+    known = folder.config_file.is_file()
+    if known and resolved(folder.config()) != config:
+        raise SplitcastError(f"out: {path} holds a run with another configuration; choose another folder")
+    if not known and not folder.is_vacant():
+        raise SplitcastError(f"out: {path} holds something else; choose another folder")
+    if not folder.summary_file.is_file():
+        train(config, path, resume=known, on_round=watch(path.name, config), dataset=dataset)
+    rounds = folder.rounds()
+    if not ended(config, rounds, judged):
+        raise SplitcastError(f"run: {folder.rounds_file} has lost rounds; delete {path} to train it again")
+    return rounds
 
 
 def title_of(config: Config) -> str:
@@ -89,26 +117,32 @@ def title_of(config: Config) -> str:
     )
 
 
-def rows(
-    runs: Mapping[str, Sequence[RoundRecord]], target: float | None = None, judged: Measure = ACCURACY
-) -> tuple[float, list[Row]]:
+def rows(runs: Mapping[str, Runs], target: float | None = None, judged: Measure = ACCURACY) -> tuple[float, list[Row]]:
     """The table, and the target: given, or the best round number (a whole per cent) that every run reaches."""
     if target is None:
-        target = all_reach(runs.values(), judged)
+        target = all_reach([records for each in runs.values() for records in each], judged)
     else:
         judged.check("target", target)
-    return target, [_row(name, records, target, judged) for name, records in runs.items()]
+    return target, [_row(name, each, target, judged) for name, each in runs.items()]
 
 
-def _row(name: str, records: Sequence[RoundRecord], target: float, judged: Measure) -> Row:
-    whole, first = spent(records), to_reach(records, target, judged)
+def _row(name: str, runs: Runs, target: float, judged: Measure) -> Row:
+    whole = [spent(records) for records in runs]
+    hits = [hit for records in runs if (hit := to_reach(records, target, judged))]
+    values = [value for records in runs if (value := records[-1].test(judged.name)) is not None]
+
+    def to_target(cost: Callable[[Spent], float]) -> float | None:
+        return statistics.mean(map(cost, hits)) if len(hits) == len(runs) else None
+
     return Row(
         name=name,
-        value=records[-1].test(judged.name),
-        megabytes=whole.megabytes,
-        seconds=whole.seconds,
-        rounds_to_target=first.rounds if first else None,
-        megabytes_to_target=first.megabytes if first else None,
-        seconds_to_target=first.seconds if first else None,
-        drift=records[-1].drift or 0.0,
+        value=statistics.fmean(values) if values else None,
+        megabytes=statistics.fmean(each.megabytes for each in whole),
+        seconds=statistics.fmean(each.seconds for each in whole),
+        rounds_to_target=to_target(lambda hit: hit.rounds),
+        megabytes_to_target=to_target(lambda hit: hit.megabytes),
+        seconds_to_target=to_target(lambda hit: hit.seconds),
+        drift=statistics.fmean(records[-1].drift or 0.0 for records in runs),
+        n=len(runs),
+        half=estimate(values).half if len(values) > 1 else None,
     )

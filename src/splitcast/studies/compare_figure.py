@@ -1,51 +1,37 @@
-"""Figures of runs: readable in print and by the colour-blind (Okabe-Ito colours, markers and line styles differ)."""
+"""The figure of a comparison."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from splitcast.run.records import RoundRecord
+from splitcast.studies.curves import COLOURS, DASHES, MARKERS, Band, Look, Runs, band, looks
 from splitcast.training.measure import ACCURACY, Measure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 5)))
-
-Curve = tuple[list[float], list[float]]
-
-
-def curves_of(records: Sequence[RoundRecord], judged: Measure = ACCURACY) -> dict[str, Curve]:
-    """What tests found, accuracy in %, against rounds, cumulative MB (10^6 bytes) and simulated seconds."""
-    costs = {
-        "rounds": [float(r.round) for r in records],
-        "MB": list(accumulate(r.bytes / 1e6 for r in records)),
-        "seconds": list(accumulate(r.latency_s for r in records)),
-    }
-    tested = {k: value for k, r in enumerate(records) if (value := r.test(judged.name)) is not None}
-    values = [judged.scale * value for value in tested.values()]
-    return {name: ([cost[k] for k in tested], values) for name, cost in costs.items()}
+AXES = {
+    "rounds": "communication rounds",
+    "MB": "data on the air (MB, both directions)",
+    "seconds": "simulated time (s)",
+}
 
 
 def plot_comparison(
-    runs: Mapping[str, Sequence[RoundRecord]], path: Path, title: str, judged: Measure = ACCURACY
+    runs: Mapping[str, Runs], path: Path, title: str, judged: Measure = ACCURACY, schemes: Sequence[str] = ()
 ) -> None:
-    """What runs are judged by against rounds, MB and simulated seconds, side by side, one line per run; PNG and SVG."""
-    curves = {name: curves_of(records, judged) for name, records in runs.items()}
-    labels = {
-        "rounds": "communication rounds",
-        "MB": "data on the air (MB, both directions)",
-        "seconds": "simulated time (s)",
-    }
+    """What runs are judged by against rounds, MB and simulated seconds, side by side, one line per scheme; PNG and SVG.
+
+    Of several seeds the line is the mean, and the band goes from the lowest to the highest.
+    """
     figure, axes = plt.subplots(1, 3, figsize=(14, 4.2), sharey=True, layout="constrained")
-    for axis, (key, label) in zip(axes, labels.items(), strict=True):
-        _lines(axis, {name: curve[key] for name, curve in curves.items()}, label)
-        reach = [max(curve[key][0], default=1.0) for curve in curves.values()]
+    for axis, (key, label) in zip(axes, AXES.items(), strict=True):
+        bands = {name: band(each, key, judged) for name, each in runs.items()}
+        for (name, drawn), look in zip(bands.items(), looks(schemes or list(runs)), strict=True):
+            n = len(runs[name])
+            draw_band(axis, drawn, look, f"{name}, mean of {n}" if n > 1 else name)
+        axis.set_xlabel(label)
+        axis.grid(alpha=0.3)
+        reach = [max(drawn.x, default=1.0) for drawn in bands.values()]
         if max(reach) > 8 * min(reach):
             axis.set_xscale("log")
     axes[0].set_ylabel(f"test {judged.label}")
@@ -56,18 +42,23 @@ def plot_comparison(
     plt.close(figure)
 
 
-def _lines(axes: Axes, curves: Mapping[str, Curve], xlabel: str) -> None:
-    for k, (name, (x, y)) in enumerate(curves.items()):
-        axes.plot(
-            x,
-            y,
-            label=name,
-            color=COLOURS[k % len(COLOURS)],
-            linestyle=DASHES[k % len(DASHES)],
-            marker=MARKERS[k % len(MARKERS)],
-            markevery=max(1, len(x) // 8),
-            markersize=5,
-            linewidth=1.6,
-        )
-    axes.set_xlabel(xlabel)
-    axes.grid(alpha=0.3)
+def draw_band(axis: Axes, drawn: Band, look: Look, label: str) -> None:
+    """A line with markers, and the band around it."""
+    draw_line(axis, drawn.x, drawn.mean, look, label, every=max(1, len(drawn.x) // 8))
+    if drawn.low != drawn.high:
+        axis.fill_between(drawn.x, drawn.low, drawn.high, color=COLOURS[look.colour], alpha=0.15, linewidth=0)
+
+
+def draw_line(axis: Axes, x: Sequence[float], y: Sequence[float], look: Look, label: str, *, every: int = 1) -> None:
+    """A line that is told apart by colour, dashes and marker."""
+    axis.plot(
+        x,
+        y,
+        label=label,
+        color=COLOURS[look.colour],
+        linestyle=DASHES[look.mark],
+        marker=MARKERS[look.mark],
+        markevery=every,
+        markersize=5,
+        linewidth=1.6,
+    )

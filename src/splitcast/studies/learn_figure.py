@@ -4,7 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from splitcast.studies.compare_figure import COLOURS, DASHES
+from splitcast.studies.curves import COLOURS, DASHES
 from splitcast.studies.learn import Learned
 
 

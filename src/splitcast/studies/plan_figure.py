@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from splitcast.cost.latency import PARTS, RoundTime
-from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.curves import COLOURS
 
 LABELS = {
     "compute": "client, before sending",

@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,10 +13,13 @@ from splitcast.base.config import Config, leaves, to_toml
 from splitcast.base.errors import NotAllowedError, SplitcastError
 from splitcast.run.headline import headline
 from splitcast.run.records import RoundRecord
-from splitcast.studies.compare import rows, title_of
-from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.compare import title_of
+from splitcast.studies.curves import COLOURS, looks
 from splitcast.studies.report.clients import breakdown, held_up
+from splitcast.studies.report.groups import Group, grouped, mean_kinds, merged
 from splitcast.studies.report.runs import Run
+from splitcast.studies.results import estimate
+from splitcast.studies.target import all_reach
 from splitcast.training.measure import Measure, measure
 
 FORMAT = "splitcast-report-1"
@@ -24,8 +28,10 @@ FORMAT = "splitcast-report-1"
 def document(runs: Sequence[Run]) -> dict[str, Any]:
     """What `report.js` reads."""
     judged = headline(runs[0].config, runs[0].rounds, runs[0].summary)
-    tested = {run.name: run.rounds for run in runs if any(r.test(judged.name) is not None for r in run.rounds)}
-    target = rows(tested, judged=judged)[0] if tested else None
+    tested = [run.rounds for run in runs if any(r.test(judged.name) is not None for r in run.rounds)]
+    target = all_reach(tested, judged) if tested else None
+    groups = grouped(runs)
+    drawn = looks([group.runs[0].config.split.scheme for group in groups])
     made: dict[str, Any] = clean(
         {
             "format": FORMAT,
@@ -35,7 +41,7 @@ def document(runs: Sequence[Run]) -> dict[str, Any]:
             "target": target,
             "colours": COLOURS,
             "defaults": flat(Config()),
-            "runs": [run_document(run, judged) for run in runs],
+            "runs": [group_document(group, judged) | look._asdict() for group, look in zip(groups, drawn, strict=True)],
         }
     )
     return made
@@ -64,13 +70,38 @@ def heading(runs: Sequence[Run]) -> str:
     return f"{len(runs)} runs on {', '.join(dict.fromkeys(run.config.data.dataset for run in runs))}"
 
 
+def group_document(group: Group, judged: Measure) -> dict[str, Any]:
+    """Runs that differ only in the seed as one; what cannot be a mean is the first one's."""
+    first = run_document(group.runs[0], judged) | {"name": group.name, "n": len(group.runs)}
+    if len(group.runs) == 1:
+        return first
+    every = [outcome(run, judged) for run in group.runs]
+    means, edges = merged([each["columns"] for each in every])
+    values, bests = ([each[key] for each in every if each[key] is not None] for key in ("value", "best"))
+    spent = [(run.summary or {}).get("wall_seconds") for run in group.runs]
+    against = ("rounds", "mb", "seconds", f"test_{judged.name}")
+    return first | {
+        "columns": means,
+        "edges": edges,
+        "value": statistics.fmean(values) if values else None,
+        "half": estimate(values).half if len(values) > 1 else None,
+        "best": statistics.fmean(bests) if bests else None,
+        "members": [{name: each["columns"].get(name) for name in against} for each in every],
+        "cuts": segments(group.runs[0].rounds[: len(means["rounds"])]),
+        "kinds": mean_kinds([each["kinds"] for each in every]),
+        "config": first["config"] | {"train.seed": [run.config.train.seed for run in group.runs]},
+        "wall_seconds": sum(s for s in spent if isinstance(s, int | float)),
+        "folder": ", ".join(str(run.path) for run in group.runs),
+        "command": "\n".join(train_command(run.config) for run in group.runs),
+    }
+
+
 def run_document(run: Run, judged: Measure) -> dict[str, Any]:
     """One run."""
     records, summary = run.rounds, run.summary or {}
     versions = summary.get("versions")  # the file may be anybody's
     versions = {"python": summary.get("python")} | versions if isinstance(versions, dict) else {}
-    tested = [value for r in records if (value := r.test(judged.name)) is not None]
-    return {
+    return outcome(run, judged) | {
         "name": run.name,
         "scheme": run.config.split.scheme,
         "policy": run.config.policy.policy,
@@ -79,11 +110,7 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
         "whole_model": run.config.split.scheme == "fl",
         "finished": run.summary is not None,
         "planned_rounds": run.config.train.rounds,
-        "value": tested[-1] if tested else None,
-        "best": judged.best(tested),
-        "columns": columns(records),
         "cuts": segments(records),
-        "kinds": bytes_per_kind(records),
         "clients": clients_document(run),
         "measured": measured(records),
         "gamma_per_cut": list(run.gamma),
@@ -94,6 +121,17 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
         "recorded_command": summary.get("command"),
         "command": train_command(run.config),
         "own": summary.get("own", []),
+    }
+
+
+def outcome(run: Run, judged: Measure) -> dict[str, Any]:
+    """What came out of a run, of which several seeds have a mean."""
+    tested = [value for r in run.rounds if (value := r.test(judged.name)) is not None]
+    return {
+        "value": tested[-1] if tested else None,
+        "best": judged.best(tested),
+        "columns": columns(run.rounds),
+        "kinds": bytes_per_kind(run.rounds),
     }
 
 

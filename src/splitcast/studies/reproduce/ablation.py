@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.curves import COLOURS
 from splitcast.studies.reproduce.basis import reach_row, target_of, traffic
 from splitcast.studies.reproduce.draw import Drawn, final_accuracy, panels
 from splitcast.studies.reproduce.study import Study

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from splitcast.studies.compare_figure import COLOURS, MARKERS
+from splitcast.studies.curves import COLOURS, MARKERS
 from splitcast.studies.reproduce.basis import PARTITIONS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, final_accuracy, panels, verdict
 from splitcast.studies.reproduce.study import Runs, Study

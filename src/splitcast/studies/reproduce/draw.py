@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,17 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from splitcast.run.records import write_atomically
-from splitcast.studies.compare_figure import COLOURS, DASHES, MARKERS, curves_of
+from splitcast.studies.compare_figure import AXES, draw_band, draw_line
+from splitcast.studies.curves import band, curves_of, looks
 from splitcast.studies.reproduce.study import Runs
 from splitcast.studies.target import all_reach, to_reach
 
 Verdict = Literal["holds", "holds in order, not in size", "does not hold"]
 Row = Mapping[str, object]
-AXES = {
-    "rounds": "communication rounds",
-    "MB": "data on the air (MB, both directions)",
-    "seconds": "simulated time (s)",
-}
 
 
 @dataclass(frozen=True)
@@ -74,22 +70,14 @@ def panels(count: int, height: float = 4.2) -> tuple[Figure, list[Axes]]:
 
 
 def line(axis: Axes, k: int, x: Sequence[float], y: Sequence[float], label: str, *, every: int = 1) -> None:
-    """The k-th line of a panel, told apart by colour, dashes and marker."""
-    style: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "linestyle": DASHES[k % len(DASHES)]}
-    axis.plot(
-        x, y, label=label, marker=MARKERS[k % len(MARKERS)], markersize=5, markevery=every, linewidth=1.6, **style
-    )
+    """The k-th line of a panel."""
+    draw_line(axis, x, y, looks([label] * (k + 1))[k], label, every=every)
 
 
 def accuracy(axis: Axes, series: Mapping[str, Runs], against: str) -> None:
     """Test accuracy against rounds, MB or seconds: the mean over seeds, and a band from the worst to the best."""
-    for k, (name, runs) in enumerate(series.items()):
-        curves = [curves_of(records)[against] for records in runs]
-        x = np.mean([curve[0] for curve in curves], axis=0)
-        y = np.array([curve[1] for curve in curves])
-        line(axis, k, x.tolist(), y.mean(0).tolist(), name, every=max(1, len(x) // 8))
-        if len(runs) > 1:
-            axis.fill_between(x, y.min(0), y.max(0), color=COLOURS[k % len(COLOURS)], alpha=0.15, linewidth=0)
+    for (name, runs), look in zip(series.items(), looks([name.lower() for name in series]), strict=True):
+        draw_band(axis, band(runs, against), look, name)
     axis.set_xlabel(AXES[against])
     axis.set_ylabel("test accuracy (%)")
     axis.grid(alpha=0.3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from splitcast.studies.compare_figure import COLOURS
+from splitcast.studies.curves import COLOURS
 from splitcast.studies.learn import flat_after
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels, verdict
 from splitcast.studies.reproduce.study import Study

@@ -50,8 +50,8 @@ const PARTS = {
 };
 const DARK = ["#4aa5e0", "#f08134", "#2cc79b", "#e39bc6", "#f0b840", "#8fd0f5", "#e6e8ec", "#c6c66c"];
 const DASHES = ["solid", [7, 4], [7, 3, 2, 3], [2, 3], [12, 3], [5, 2, 2, 2], [1, 2], [4, 8]];
-const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "arrow", "pin", "circle"];
-const turn = (list, index) => list[(index + Math.floor(index / list.length)) % list.length]; // the ninth run differs from the first
+const SYMBOLS = ["circle", "rect", "triangle", "diamond", "path://M0,0H10L5,9Z", "path://M3,0H7V3H10V7H7V10H3V7H0V3H3Z",
+  "path://M2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5L0,2Z", "path://M5,0L6.5,3.5L10,3.8L7.3,6.2L8.1,10L5,8L1.9,10L2.7,6.2L0,3.8L3.5,3.5Z"];
 
 const state = {
   x: "rounds", logx: false, logy: false, hidden: new Set(), bytes: "total", client: 0, target: data.target,
@@ -86,12 +86,14 @@ const last = (list) => list[list.length - 1];
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const paint = (colour) => (colour.startsWith("--") ? css(colour) : colour);
 const isDark = () => document.documentElement.dataset.theme === "dark";
-const colourOf = (index) => (isDark() ? DARK : data.colours)[index % data.colours.length];
+const colourOf = (index) => (isDark() ? DARK : data.colours)[data.runs[index].colour];
+const markOf = (list, index) => list[data.runs[index].mark]; // of figures too: a scheme looks the same everywhere
+const titled = (run) => (run.n > 1 ? `${run.name}, mean of ${run.n}` : run.name);
 const shown = () => data.runs.map((run, index) => ({ run, index })).filter(({ index }) => !state.hidden.has(index));
 const narrow = () => window.innerWidth < 560;
 
 function swatch(index) {
-  const dash = turn(DASHES, index);
+  const dash = markOf(DASHES, index);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   line.setAttribute("width", 24); line.setAttribute("height", 8); line.setAttribute("aria-hidden", "true");
   const stroke = document.createElementNS("http://www.w3.org/2000/svg", "line");
@@ -205,23 +207,37 @@ function drawLines(name) {
     const points = run.columns[metric].map((y, k) => [run.columns[state.x][k], y === null ? null : scale * y, k])
       .filter(([x, y]) => y !== null && (!logy || y > 0) && (!state.logx || x > 0));
     return {
-      type: "line", name: run.name, data: points, color: colourOf(index), symbol: turn(SYMBOLS, index), symbolSize: narrow() ? 4 : 6,
-      showSymbol: points.length <= 60, lineStyle: { width: 2, type: turn(DASHES, index) }, emphasis: { disabled: true },
+      type: "line", name: titled(run), data: points, color: colourOf(index), symbol: markOf(SYMBOLS, index), symbolSize: narrow() ? 4 : 6,
+      showSymbol: points.length <= 60, lineStyle: { width: 2, type: markOf(DASHES, index) }, emphasis: { disabled: true },
     };
+  });
+  const bands = runs.filter(({ run }) => run.edges).flatMap(({ run, index }) => {
+    const { low, high } = run.edges[metric];
+    const between = (edge) => low.map((y, k) => [run.columns[state.x][k], y === null ? null : edge(y, high[k]), k])
+      .filter(([x], k) => low[k] !== null && (!logy || low[k] > 0) && (!state.logx || x > 0));
+    const layer = { type: "line", stack: `band ${index}`, stackStrategy: "all", symbol: "none", silent: true, color: colourOf(index), lineStyle: { width: 0 }, emphasis: { disabled: true } };
+    return [{ ...layer, data: between((a) => scale * a) }, { ...layer, data: between((a, b) => scale * (b - a)), areaStyle: { opacity: 0.16 } }];
   });
   const format = (y) => number(y) + (about.unit ? ` ${about.unit}` : "");
   const option = {
     xAxis: xAxis({ type: state.logx ? "log" : "value", splitLine: { show: false } }),
     yAxis: axis({ type: logy ? "log" : "value", scale: !about.zero, name: about.axis, nameLocation: "end", nameTextStyle: { align: "left", padding: [0, 0, 0, -8] },
       axisLabel: { formatter: tick } }),
-    series,
+    series: [...series, ...bands],
   };
-  option.tooltip = { ...common().tooltip, trigger: "axis", axisPointer: { type: "line" }, formatter: (items) => {
+  option.tooltip = { ...common().tooltip, trigger: "axis", axisPointer: { type: "line" }, formatter: (all) => {
+    const items = all.filter((item) => item.seriesIndex < series.length); // bands say nothing
+    if (!items.length) return "";
     const first = runs[items[0].seriesIndex].run.columns;
     const title = state.x === "rounds" ? `round ${number(items[0].value[0])}` : `${number(items[0].value[0])} ${state.x === "mb" ? "MB" : "s"}`;
     const k = items[0].value[2];
     const foot = items.length === 1 ? `round ${first.rounds[k]}, ${number(first.mb[k])} MB, ${number(first.seconds[k])} s` : "";
-    return tip(title, items.map((item) => [item.color, item.seriesName, format(item.value[1])]), foot);
+    const spread = (item) => {
+      const { run } = runs[item.seriesIndex];
+      const at = item.value[2];
+      return run.edges ? ` (${number(scale * run.edges[metric].low[at])} to ${number(scale * run.edges[metric].high[at])})` : "";
+    };
+    return tip(title, items.map((item) => [item.color, item.seriesName, format(item.value[1]) + spread(item)]), foot);
   } };
   view.fill = () => fillTable(view.table, ["run", "round", "MB so far", "s so far", about.axis],
     runs.flatMap(({ run }) => run.columns[metric].map((y, k) => [run.name, run.columns.rounds[k], number(run.columns.mb[k]),
@@ -346,7 +362,7 @@ function drawClients() {
   const story = worst ? `Client ${worst[0]} held up ${worst[1].rounds} of ${run.columns.rounds.length} rounds, mostly with ${worst[1].part}. ` : "";
   const known = Boolean(found.parts_s);
   view.note.textContent = story + (known
-    ? `Mean round, every client${found.rounds < run.columns.rounds.length ? `, over ${found.rounds} rounds evenly spaced` : ""}; worked out again from the configuration, ${found.mismatch < 1e-9 ? "exactly as recorded" : `within ${number(100 * found.mismatch, 2)} % of the record`}.`
+    ? `Mean round${run.n > 1 ? ` of seed ${run.config["train.seed"][0]}` : ""}, every client${found.rounds < run.columns.rounds.length ? `, over ${found.rounds} rounds evenly spaced` : ""}; worked out again from the configuration, ${found.mismatch < 1e-9 ? "exactly as recorded" : `within ${number(100 * found.mismatch, 2)} % of the record`}.`
     : `The time of the other clients is not known: ${found.missing}.`);
   if (run.measured) {
     const parts = Object.entries(run.measured.parts_s).map(([part, seconds]) => `${part} ${number(seconds)} s`).join(", ");
@@ -378,10 +394,13 @@ function drawClients() {
 /* ---- numbers ---- */
 
 function reached(run) {
-  const { [data.headline]: values, rounds, mb, seconds } = run.columns;
   const sign = JUDGED.lower ? -1 : 1;
-  const k = values && state.target !== null ? values.findIndex((value) => value !== null && sign * (value - state.target) >= -1e-12) : -1;
-  return k < 0 ? null : { rounds: rounds[k], mb: mb[k], seconds: seconds[k] };
+  const hits = (run.members || [run.columns]).map(({ [data.headline]: values, rounds, mb, seconds }) => {
+    const k = values && state.target !== null ? values.findIndex((value) => value !== null && sign * (value - state.target) >= -1e-12) : -1;
+    return k < 0 ? null : { rounds: rounds[k], mb: mb[k], seconds: seconds[k] };
+  });
+  if (hits.includes(null)) return null; // of several seeds all must get there
+  return Object.fromEntries(["rounds", "mb", "seconds"].map((key) => [key, hits.reduce((sum, hit) => sum + hit[key], 0) / hits.length]));
 }
 const totals = (run) => ({ mb: last(run.columns.mb), seconds: last(run.columns.seconds), drift: last((run.columns.drift || []).filter((value) => value !== null)) ?? null, hit: reached(run) });
 
@@ -435,9 +454,11 @@ function drawTable() {
     const values = rows.map(value).filter((v) => v !== null);
     return sign && rows.length > 1 && values.length ? Math[sign < 0 ? "max" : "min"](...values) : null;
   });
+  const half = ({ run }, k) => (k === 0 && run.half ? ` ± ${number(JUDGED.scale * run.half, 2)}` : "");
   fillTable(byId("table"), ["run", ...columns.map(([head]) => head)], rows.map((row) => [
-    [swatch(row.index), el("span", { title: row.run.name }, short(row.run.name, narrow() ? 14 : 48)), row.run.finished ? "" : el("span", { class: "badge" }, "unfinished")],
-    ...columns.map(([, value, format], k) => el("td", { class: bests[k] !== null && value(row) === bests[k] ? "best" : false }, format(value(row)))),
+    [swatch(row.index), el("span", { title: row.run.name }, short(row.run.name, narrow() ? 14 : 48)), row.run.finished ? "" : el("span", { class: "badge" }, "unfinished"),
+      row.run.n > 1 ? el("span", { class: "badge", title: "mean of so many seeds; ± is half a 95 % confidence interval" }, `n = ${row.run.n}`) : ""],
+    ...columns.map(([, value, format], k) => el("td", { class: bests[k] !== null && value(row) === bests[k] ? "best" : false }, format(value(row)) + half(row, k))),
   ]));
 }
 
@@ -503,7 +524,7 @@ function drawControls() {
       draw();
       byId("runs").children[index].focus();
     },
-  }, swatch(index), el("span", {}, run.name))));
+  }, swatch(index), el("span", {}, run.n > 1 ? `${run.name} ×${run.n}` : run.name))));
   press(byId("x"), state.x);
   for (const key of ["logx", "logy"]) byId(key).setAttribute("aria-pressed", String(state[key]));
   byId("theme").setAttribute("aria-pressed", String(isDark()));
