@@ -1,4 +1,4 @@
-"""A model of your own, any module that torch can trace: what each cut costs, then a training. Run: python own_model.py"""
+"""A model of your own, any module: what each cut costs, then a training. Run: python own_model.py"""
 
 import sys
 

@@ -106,7 +106,7 @@ def test_the_page_has_bands_and_the_numbers_of_compare(chromium, tmp_path):  # n
     assert browser.js(areas) == 2
     assert [chip.text for chip in browser.all("#runs button")] == ["psl ×3", "sfl ×2"]
     first, second = browser.rows("#table tbody")
-    assert "n = 3" in first[0] and first[1].startswith("85.0 % ± 12") and first[6:8] == ["2.667", "9.333"]
+    assert "n = 3" in first[0] and first[1] == "85.0 ± 12 %" and first[6:8] == ["2.667", "9.333"]
     assert "n = 2" in second[0] and second[6] == "2.5"
     assert "psl, mean of 3 ends at" in browser.find("[data-chart=learning] [role=img]").get_attribute("aria-label")
     assert "0, 1, 2" in browser.find("#config").text

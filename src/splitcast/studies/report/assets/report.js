@@ -454,11 +454,11 @@ function drawTable() {
     const values = rows.map(value).filter((v) => v !== null);
     return sign && rows.length > 1 && values.length ? Math[sign < 0 ? "max" : "min"](...values) : null;
   });
-  const half = ({ run }, k) => (k === 0 && run.half ? ` ± ${number(JUDGED.scale * run.half, 2)}` : "");
+  const spread = ({ run }) => `${figure(run.value)} ± ${number(JUDGED.scale * run.half, 2)} ${JUDGED.unit}`.trim();
   fillTable(byId("table"), ["run", ...columns.map(([head]) => head)], rows.map((row) => [
     [swatch(row.index), el("span", { title: row.run.name }, short(row.run.name, narrow() ? 14 : 48)), row.run.finished ? "" : el("span", { class: "badge" }, "unfinished"),
       row.run.n > 1 ? el("span", { class: "badge", title: "mean of so many seeds; ± is half a 95 % confidence interval" }, `n = ${row.run.n}`) : ""],
-    ...columns.map(([, value, format], k) => el("td", { class: bests[k] !== null && value(row) === bests[k] ? "best" : false }, format(value(row)) + half(row, k))),
+    ...columns.map(([, value, format], k) => el("td", { class: bests[k] !== null && value(row) === bests[k] ? "best" : false }, k === 0 && row.run.half ? spread(row) : format(value(row)))),
   ]));
 }
 
