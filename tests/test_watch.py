@@ -3,11 +3,14 @@
 import http.client
 import json
 import socket
+import subprocess
+import sys
 from urllib.parse import urlsplit
 
 import pytest
 
 from splitcast.base.errors import SplitcastError
+from splitcast.base.files import writer
 from splitcast.run.records import RunFolder
 from splitcast.studies import watch
 from splitcast.studies.watch import Live, serve
@@ -76,6 +79,23 @@ def test_the_page_waits_for_a_first_round_and_then_shows_it(tmp_path, served):
         assert state["rounds_per_s"] > 0 and state["left_s"] == pytest.approx(4 / state["rounds_per_s"], rel=1e-5)
     run.finish({"accuracy": 0.5})
     wait_for(lambda: now(where)["state"] == "finished")
+
+
+def test_a_training_that_was_killed_is_stopped(tmp_path, served):
+    run = write_run(tmp_path / "a", records=[record(1)])
+    holds = "import sys, time; from pathlib import Path; from splitcast.base.files import lock_folder\n"
+    holds += "with lock_folder(Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    _, where = served()
+    with subprocess.Popen([sys.executable, "-c", holds, str(run)], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        wait_for(lambda: now(where)["state"] == "training")
+        process.kill()
+        process.wait()
+    assert (run / ".lock").is_file()
+    wait_for(lambda: now(where)["state"] == "stopped")
+    for nonsense in (b"", b"nobody", b"-1", b"99999999999999999999"):
+        (run / ".lock").write_bytes(nonsense)
+        assert writer(run) is None
 
 
 def test_only_this_machine_sees_it_without_a_token(tmp_path, served):

@@ -64,6 +64,23 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.close(opened)
 
 
+def writer(folder: Path) -> int | None:
+    """The process of this machine that holds a folder; who was killed leaves the file behind, but holds nothing."""
+    try:
+        who = read_bounded(folder / LOCK, 20)
+    except SplitcastError:
+        return None
+    pid = int(who) if who.isdigit() else 0
+    if pid:
+        try:
+            os.kill(pid, 0)
+        except PermissionError:  # another user's
+            return pid
+        except (OSError, OverflowError):
+            return None
+    return pid or None
+
+
 def _take(file: Path) -> int:
     while True:
         try:

@@ -14,11 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from splitcast.base.config import Config, to_toml
 from splitcast.base.errors import SplitcastError
-from splitcast.base.files import LOCK, read_bounded, write_atomically
+from splitcast.base.files import read_bounded, write_atomically, writer
 from splitcast.deploy.console import Operator
 from splitcast.deploy.job import TROUBLE
 from splitcast.deploy.kits import deployment_in
@@ -164,8 +162,7 @@ def run_going_on(folder: Path) -> dict[str, Any] | None:
     """The last run of a deployment, where it stands and how long it will take, if a job is at it on this machine."""
     try:
         run = RunFolder(Path(text(parsed(read_bounded(folder / LAST_RUN, LINE_BYTES))["folder"])))
-        writer = (run.path / LOCK).read_text(encoding="ascii")
-        if run.summary_file.is_file() or not psutil.pid_exists(int(writer)):
+        if run.summary_file.is_file() or writer(run.path) is None:
             return None
         job, rounds, records = _known(run)["job"], run.config().train.rounds, run.rounds()
     except (SplitcastError, OSError, ValueError, TypeError, KeyError):

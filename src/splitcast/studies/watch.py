@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from splitcast.base.errors import SplitcastError, imports_allowed
-from splitcast.base.files import LOCK
+from splitcast.base.files import writer
 from splitcast.run.records import RunFolder
 from splitcast.studies.report.document import clean, document
 from splitcast.studies.report.page import render
@@ -87,7 +87,8 @@ class Live:
         for path in self.paths:
             for folder in [path, *(entry for entry in sorted(path.glob("*")) if entry.is_dir())]:
                 run = RunFolder(folder)
-                for file in (run.rounds_file, run.summary_file, run.config_file, run.path / LOCK):
+                found.append((str(folder), writer(folder) or 0, 0))
+                for file in (run.rounds_file, run.summary_file, run.config_file):
                     try:
                         about = file.stat()
                     except OSError:
@@ -104,7 +105,7 @@ class Live:
             pace = (done - then) / (now - before)
         if done != then or path not in self._pace:
             self._pace[path] = (now, done, pace)
-        finished, training = run.summary is not None, (run.path / LOCK).exists()
+        finished, training = run.summary is not None, writer(run.path) is not None
         failures = run.rounds[-1].failures or {}
         return {
             "name": run.name,
