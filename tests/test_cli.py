@@ -248,7 +248,8 @@ def test_compare_refuses_bad_schemes_before_training(capsys, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_resuming_drops_what_follows_the_checkpoint_whatever_it_is(capsys, tmp_path):
+def test_resuming_drops_what_follows_the_checkpoint_whatever_it_is(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("splitcast.cli.progress.EVERY_S", 0.0)
     config = with_values(Config(), arch="cnn-small", rounds=4, batch=4, clients=3, checkpoint_every=2)
 
     def stop(record):
@@ -263,7 +264,7 @@ def test_resuming_drops_what_follows_the_checkpoint_whatever_it_is(capsys, tmp_p
     assert RunFolder(tmp_path / "run").rounds() == train(config).rounds
     assert verify(tmp_path / "run") == []
     sent = sum(record.bytes for record in RunFolder(tmp_path / "run").rounds()) / 1e6
-    assert f"{sent:.1f} MB" in capsys.readouterr().err, "the bar counts from the start of the run"
+    assert f"{sent:.1f} MB" in capsys.readouterr().err, "progress counts from the start of the run"
 
 
 def test_verify_says_what_is_wrong_with_a_run(capsys, tmp_path):

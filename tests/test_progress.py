@@ -77,7 +77,7 @@ def test_contestants_of_the_race_end_with_the_same_weights():
 
 def test_a_peer_that_cannot_be_installed_is_left_out_with_a_word(monkeypatch, tmp_path):
     monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path))
-    monkeypatch.setattr(peers, "PEERS", {"pfl": "no-such-package-of-splitcast @ file:///nowhere.whl"})
+    monkeypatch.setattr(peers, "PEERS", {"pfl": "nothing @ file:///nowhere/nothing-1-py3-none-any.whl"})
     monkeypatch.setattr(peers, "CONTESTANTS", ("splitcast", "pfl"))
     told = {"round": 3.0, "central": 2.0, "first": 1.0, "norm": 5.0}
     monkeypatch.setattr(peers, "race", lambda *arguments: (told, 2**21))

@@ -10,6 +10,7 @@ with a word; so is one that does not end with the same weights.
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -67,7 +68,7 @@ def python_of(name: str) -> Path:
     if name not in PEERS:
         return Path(sys.executable)
     version = torch.__version__.partition("+")[0]
-    place = cache_folder() / "peers" / f"{name}-{PEERS[name].rpartition('==')[2]}-torch-{version}"
+    place = cache_folder() / "peers" / re.sub(r"[^\w.]+", "-", f"{PEERS[name]} torch {version}")
     python, ready = place / "bin" / "python", place / "ready"
     if not ready.is_file():
         print(f"bench: installing {PEERS[name]} into {place}", file=sys.stderr, flush=True)

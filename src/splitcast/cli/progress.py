@@ -15,7 +15,7 @@ EVERY_S = 15.0
 class _Task:
     name: str
     total: int
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
     first: int | None = None
     """where it was when it was seen first: what goes on did not start at 0"""
 
