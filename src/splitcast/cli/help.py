@@ -120,7 +120,7 @@ def _rows(known: list[Option], width: int, *, brief: bool) -> list[str]:
         if len(option.flag) > 22:
             lines.append(f"  {option.flag}")
             head = " " * 25
-        lines += [head + wrapped[0], *(" " * 25 + line for line in wrapped[1 : 2 if brief else None])]
+        lines += [head + wrapped[0], *(" " * 25 + line for line in wrapped[1:])]
     return lines
 
 
