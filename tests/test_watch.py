@@ -84,7 +84,7 @@ def test_the_page_waits_for_a_first_round_and_then_shows_it(tmp_path, served):
 def test_a_training_that_was_killed_is_stopped(tmp_path, served):
     run = write_run(tmp_path / "a", records=[record(1)])
     holds = "import sys, time; from pathlib import Path; from splitcast.base.files import lock_folder\n"
-    holds += "with lock_folder(Path(sys.argv[1])): print(flush=True); time.sleep(60)"
+    holds += "with lock_folder(Path(sys.argv[1])): print(flush=True); time.sleep(600)"
     _, where = served()
     with subprocess.Popen([sys.executable, "-c", holds, str(run)], stdout=subprocess.PIPE) as process:
         process.stdout.readline()

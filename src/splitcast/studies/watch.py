@@ -32,7 +32,7 @@ from splitcast.studies.report.runs import Run, read_runs
 
 EVERY_S = 1.0
 """Between two looks at the folders."""
-SHARE = 0.05
+SHARE = 0.02
 """Of one core that is spent on making documents, at most."""
 VISITORS = 100
 """Who listen at the same time; more are sent away."""
