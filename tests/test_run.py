@@ -219,7 +219,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     train(QUICK, tmp_path / "b", model=wide)
     with pytest.raises(SplitcastError, match="trained another model"):
         train(with_values(QUICK, rounds=9), tmp_path / "b", resume=True, model=narrow)
-    stored, other = RunFolder(tmp_path / "a").restore(), make_simulator(with_values(QUICK, arch="cnn"))
+    stored, other = (
+        RunFolder(tmp_path / "a").restore(),
+        make_simulator(with_values(QUICK, arch="cnn"), data.load("mnist-mini")),
+    )
     with pytest.raises(SplitcastError, match=r"checkpoint: client/trained/0.0.weight has shape \(4, 4, 1, 5, 5\), not"):
         other.resume(stored.tensors, stored.about, stored.round)
 
