@@ -9,10 +9,10 @@ from torch import Tensor
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
-from splitcast.model.split import Params, SplitModel
+from splitcast.model.split import Params, SplitModel, block_of
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import SflGa
-from splitcast.theory.passes import CHUNK, Parts, boundaries, check_draws, leaves_of, pull_back, shares
+from splitcast.theory.passes import CHUNK, Parts, boundaries, check_draws, flat_gradient, leaves_of, shares
 from splitcast.theory.probe import Watcher, nothing, per_placement, probe, squares
 from splitcast.training.task import Task
 
@@ -85,6 +85,7 @@ def full_batch_gamma(model: SplitModel, task: Task, params: Params, x: Tensor, y
     whatever the batch size. For IID clients this is (1 - 1/N) times the covariance of J and s: what averaging loses.
     """
     leaves, rho = leaves_of(params), shares(parts, x)
+    below = {cut: [p for name, p in leaves.items() if block_of(name) < cut] for cut in model.cuts}
 
     def opened(rows: Tensor) -> tuple[list[Tensor], tuple[Tensor, ...]]:
         """Boundaries, and at every cut the gradient s of each sample (rows, *d)."""
@@ -107,7 +108,7 @@ def full_batch_gamma(model: SplitModel, task: Task, params: Params, x: Tensor, y
             outs, grads = opened(rows)
             for at, cut in enumerate(model.cuts):
                 others = sum(rho[m] * mean[at] for m, mean in enumerate(means) if m != n)
-                off[at] += pull_back(leaves, cut, outs[cut], (others - (1 - rho[n]) * grads[at]) / len(parts[n]))
+                off[at] += flat_gradient(outs[cut], below[cut], (others - (1 - rho[n]) * grads[at]) / len(parts[n]))
         gammas = [gamma + float(rho[n] * d.square().sum()) for gamma, d in zip(gammas, off, strict=True)]
     return gammas
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.data.batches import draw_batches
-from splitcast.model.split import Params, SplitModel, block_of
+from splitcast.model.split import Params, SplitModel
 
 Parts = Sequence[np.ndarray]
 CHUNK = 500
@@ -47,11 +47,6 @@ def boundaries(model: SplitModel, leaves: Params, x: Tensor) -> list[Tensor]:
         for block in range(model.depth):
             outs.append(model.forward(leaves, outs[-1], block, block + 1))
     return outs
-
-
-def pull_back(leaves: Params, blocks: int, smashed: Tensor, received: Tensor) -> Tensor:
-    """J^T ``received``, one flat vector of phi(v) values; the graph is kept for other cuts."""
-    return flat_gradient(smashed, [p for name, p in leaves.items() if block_of(name) < blocks], received)
 
 
 def flat_gradient(out: Tensor, leaves: list[Tensor], received: Tensor | None = None) -> Tensor:
