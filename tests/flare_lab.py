@@ -19,7 +19,7 @@ from splitcast.remote.flare import FlareTransport, for_the_server
 from splitcast.remote.site import Site
 from splitcast.run.records import RunFolder
 
-SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "sl", "fl"]
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl"]
 LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
 """What site-2 sends in rounds 1, 2, ... of the run `lies`."""
 

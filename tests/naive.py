@@ -96,7 +96,7 @@ class NaiveRun:
     def _feedback(self, back, rho):
         if self.scheme == "fl":
             return back
-        rows = {"sfl-ga": 1.0, "epsl": self.fraction}.get(self.scheme, 0.0)
+        rows = {"sfl-ga": 1.0, "epsl-cut": self.fraction}.get(self.scheme, 0.0)
         rows = round(rows * len(next(iter(back.values()))))
         mean = sum(rho[n] * g[:rows] for n, g in back.items())
         return {n: torch.cat([self.wire(mean), self.wire(g[rows:])]) for n, g in back.items()}
@@ -145,3 +145,100 @@ class NaiveRun:
             for k, p in enumerate(target.param_groups[0]["params"]):
                 if buffers[0][k] is not None:
                     target.state[p]["momentum_buffer"] = sum(r * b[k] for r, b in zip(rho, buffers, strict=True))
+
+
+class NaiveOneServer:
+    """Schemes with one server half: `splitfed-v2`, `merge-sfl`, `epsl`; and `cpsl`, by hand and by plain SGD."""
+
+    def __init__(self, blocks, cut, lr, clients):
+        whole = nn.Sequential(*copy.deepcopy(list(blocks))).double()
+        self.server, self.lr = whole[cut:], lr
+        self.clients = [copy.deepcopy(whole[:cut]) for _ in range(clients)]
+
+    def descend(self, module):
+        with torch.no_grad():
+            for p in module.parameters():
+                if p.grad is not None:
+                    p -= self.lr * p.grad
+                p.grad = None
+
+    def mean_clients(self, rho, ids, targets=None):
+        with torch.no_grad():
+            for params in zip(*(c.parameters() for c in self.clients), strict=True):
+                mean = sum(rho[n] * params[n] for n in ids)
+                for n in range(len(self.clients)) if targets is None else targets:
+                    params[n].copy_(mean)
+
+    def splitfed_v2(self, batches, rho, orders):
+        """``orders[i]``: positions among the clients, in the order of step i."""
+        ids = sorted(batches)
+        for i, order in enumerate(orders):
+            out = {n: self.clients[n](batches[n][i][0]) for n in ids}
+            for n in (ids[k] for k in order):
+                seen = out[n].detach().requires_grad_()
+                F.cross_entropy(self.server(seen), batches[n][i][1]).backward()
+                self.descend(self.server)
+                out[n].backward(seen.grad)
+                self.descend(self.clients[n])
+        self.mean_clients(rho, ids)
+
+    def merge_sfl(self, batches, sizes):
+        ids, total = sorted(batches), sum(sizes)
+        for i in range(len(batches[ids[0]])):
+            out = [self.clients[n](batches[n][i][0][: sizes[n]]) for n in ids]
+            seen = [o.detach().requires_grad_() for o in out]
+            y = torch.cat([batches[n][i][1][: sizes[n]] for n in ids])
+            F.cross_entropy(self.server(torch.cat(seen)), y).backward()
+            self.descend(self.server)
+            for n in ids:
+                out[n].backward(seen[n].grad * total / sizes[n])
+                self.descend(self.clients[n])
+        self.mean_clients([s / total for s in sizes], ids)
+
+    def epsl(self, batches, rho, fraction):
+        ids = sorted(batches)
+        for i in range(len(batches[ids[0]])):
+            rows = round(fraction * len(batches[ids[0]][i][1]))
+            out = {n: self.clients[n](batches[n][i][0]) for n in ids}
+            mean_in, mean_out, back = 0, 0, {}
+            for n in ids:
+                seen = out[n].detach().requires_grad_()
+                logits = self.server(seen)
+                (z,) = torch.autograd.grad(F.cross_entropy(logits, batches[n][i][1]), logits, retain_graph=True)
+                mean_in, mean_out = mean_in + rho[n] * seen.detach()[:rows], mean_out + rho[n] * z[:rows]
+                own = z.clone()
+                own[:rows] = 0
+                logits.backward(rho[n] * own)
+                back[n] = seen.grad / rho[n]
+            if rows:
+                together = mean_in.requires_grad_()
+                self.server(together).backward(mean_out)
+                for n in ids:
+                    back[n][:rows] = together.grad
+            self.descend(self.server)
+            for n in ids:
+                out[n].backward(back[n])
+                self.descend(self.clients[n])
+
+    def cpsl(self, batches, rho, clusters):
+        for ids in clusters:
+            share = sum(rho[n] for n in ids)
+            servers = {n: copy.deepcopy(self.server) for n in ids}
+            for n in ids:
+                for x, y in batches[n]:
+                    F.cross_entropy(servers[n](self.clients[n](x)), y).backward()
+                    self.descend(servers[n])
+                    self.descend(self.clients[n])
+            inside = {n: rho[n] / share for n in ids}
+            self.mean_clients(inside, ids)
+            with torch.no_grad():
+                copies = zip(self.server.parameters(), *(servers[n].parameters() for n in ids), strict=True)
+                for p, *theirs in copies:
+                    p.copy_(sum(inside[n] * q for n, q in zip(ids, theirs, strict=True)))
+
+    def averaged(self, rho):
+        client = [
+            sum(r * p.detach() for r, p in zip(rho, ps, strict=True))
+            for ps in zip(*(c.parameters() for c in self.clients), strict=True)
+        ]
+        return torch.cat([p.flatten() for p in [*client, *(p.detach() for p in self.server.parameters())]])

@@ -186,7 +186,7 @@ def settings(**values):
     return with_values(Config(), **usual | values)
 
 
-@pytest.mark.parametrize("scheme", [*SCHEMES, "epsl"])
+@pytest.mark.parametrize("scheme", [*SCHEMES, "epsl-cut"])
 @pytest.mark.parametrize("tau", [1, 2])
 def test_sites_do_what_the_simulator_does(scheme, tau):
     config = settings(scheme=scheme, local_steps=tau, cut=2, momentum=0.5)

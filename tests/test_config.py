@@ -54,7 +54,7 @@ def train_settings(*args):
 
 
 def test_sections_in_order_with_the_schemes_between_split_and_train():
-    schemes = ["epsl", "sfl-gb", "sfl-replay", "heads", "cse-fsl", "fsl-sage", "ampere"]
+    schemes = ["epsl", "sfl-gb", "merge-sfl", "cpsl", "sglr", "sfl-replay", "heads", "cse-fsl", "fsl-sage", "ampere"]
     order = ["data", "model", "lora", "split", *schemes, "train", "network", "world", "policy"]
     assert list(SECTIONS) == order
     assert re.findall(r"^\[(.*)\]$", to_toml(Config()), re.M) == order
@@ -138,7 +138,7 @@ def test_sections_of_schemes_are_read():
     [
         ("[train]\nspeed = 1", "c.toml: unknown key 'speed' in [train]; allowed are rounds, batch"),
         ("[sfl-gb]\naggregate = 1", "c.toml: unknown key 'aggregate' in [sfl-gb]; allowed are rank, drop"),
-        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, lora, split, epsl, sfl-gb, sfl-rep"),
+        ("[sfl_gb]\nrank = 1", "unknown section [sfl_gb]; allowed are data, model, lora, split, epsl, sfl-gb, merge-"),
         ("[training]\nlr = 1", "unknown section [training]; allowed are data"),
         ("lr = 0.1", "c.toml: 'lr' belongs into the section [train]"),
         ("rank = 1", "c.toml: 'rank' belongs into the section [sfl-gb]"),

@@ -82,7 +82,7 @@ def close(a, b):
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 @pytest.mark.parametrize("tau", [1, 3])
-@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl-cut", "fl", "sl"])
 def test_engine_equals_the_naive_loop(name, cut, tau):
     sim = engine(name, cut, tau)
     assert close(run(sim), naive_after(sim, cut))
@@ -95,7 +95,7 @@ def test_momentum_participation_and_dropout_equal_the_naive_loop(name, tau):
     assert close(run(sim, 5), naive_after(sim, 2, 5))
 
 
-@pytest.mark.parametrize("name", ["sfl-ga", "psl", "epsl", "sfl"])
+@pytest.mark.parametrize("name", ["sfl-ga", "psl", "epsl-cut", "sfl"])
 @pytest.mark.parametrize("tau", [1, 3])
 def test_identical_update_equals_the_naive_loop(name, tau):
     sim = engine(name, 2, tau, split={"client_update": "identical"}, momentum=0.5)
@@ -103,13 +103,13 @@ def test_identical_update_equals_the_naive_loop(name, tau):
     assert sim.drift() == 0
 
 
-@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "epsl", "sl"])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "epsl-cut", "sl"])
 def test_fp16_on_both_links_equals_the_naive_loop(name):
     sim = engine(name, 1, 3, split={"uplink_codec": "fp16", "downlink_codec": "fp16"})
     assert close(run(sim), naive_after(sim, 1, fp16=True))
 
 
-@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "fl", "sl"])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl-cut", "fl", "sl"])
 @pytest.mark.parametrize("tau", [1, 3])
 @pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "CHUNK_BYTES"])
 def test_chunks_change_nothing(name, tau, budget, monkeypatch):
@@ -121,7 +121,7 @@ def test_chunks_change_nothing(name, tau, budget, monkeypatch):
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 @pytest.mark.parametrize("tau", [1, 3])
 def test_one_client_makes_every_split_scheme_plain_sgd(cut, tau):
-    results = [run(engine(name, cut, tau, sizes=[20])) for name in ("sfl-ga", "sfl", "psl", "epsl", "sl", "fl")]
+    results = [run(engine(name, cut, tau, sizes=[20])) for name in ("sfl-ga", "sfl", "psl", "epsl-cut", "sl", "fl")]
     assert all(close(result, plain_sgd(blocks, tau)) for result in results)
 
 
@@ -202,7 +202,7 @@ def test_sfl_is_fedavg_at_every_cut(cut, tau):
 @pytest.mark.parametrize("tau", [1, 3])
 @pytest.mark.parametrize(("fraction", "other"), [(0.0, "psl"), (1.0, "sfl-ga")])
 def test_epsl_spans_psl_and_sfl_ga(cut, tau, fraction, other):
-    assert close(run(engine("epsl", cut, tau, split={"epsl.aggregate": fraction})), run(engine(other, cut, tau)))
+    assert close(run(engine("epsl-cut", cut, tau, split={"epsl.aggregate": fraction})), run(engine(other, cut, tau)))
 
 
 def test_clients_of_sfl_ga_drift_apart():
@@ -214,7 +214,7 @@ def test_clients_of_sfl_ga_drift_apart():
     assert sim.drift() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl", "sl"])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl-cut", "sl"])
 def test_moving_the_cut_changes_no_logit_and_keeps_momentum(name):
     from splitcast.schemes.messages import Ledger
 

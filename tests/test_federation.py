@@ -29,7 +29,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.training.weights import Weights
 
 IMAGES = data.load("mnist-mini")
-SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "fl", "sl"]
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "fl", "sl"]
 
 
 class Memory:
@@ -455,7 +455,7 @@ def test_an_empty_site_joins_with_the_averaged_half():
     second.round(2)
 
 
-@pytest.mark.parametrize("name", ["psl", "sfl-ga", "epsl", "sfl-gb", "sfl", "fl", "sl"])
+@pytest.mark.parametrize("name", ["psl", "sfl-ga", "epsl-cut", "sfl-gb", "sfl", "fl", "sl"])
 @pytest.mark.parametrize("cut", [1, 2])
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_messages_are_exactly_the_bytes_of_the_ledger(name, cut, participation):

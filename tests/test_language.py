@@ -74,7 +74,7 @@ def distance(ours, theirs):
     return max(float((ours[k] - theirs[k].double()).abs().max()) for k in ours)
 
 
-SCHEMES = ["sfl-ga", "sfl", "psl", "epsl", "sfl-gb", "sl"]
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl"]
 EXACT = {"uplink_codec": "fp32", "downlink_codec": "fp32", "sfl-gb.rank": 1000}
 
 

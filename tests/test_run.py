@@ -50,7 +50,7 @@ def stopped_after(config, folder, rounds):
         train(config, folder, on_round=die)
 
 
-@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl", "sfl-gb", "sl", "fl"])
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "sl", "fl"])
 @pytest.mark.parametrize("stop", [2, 6, 7])
 def test_resume_is_bit_exact(tmp_path, scheme, stop):
     config = with_values(QUICK, scheme=scheme)

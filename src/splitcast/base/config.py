@@ -11,6 +11,7 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.renames import moved
 from splitcast.base.sections import (
     AmpereConfig,
+    CpslConfig,
     CseFslConfig,
     DataConfig,
     EpslConfig,
@@ -18,11 +19,13 @@ from splitcast.base.sections import (
     HeadsConfig,
     LearnConfig,
     LoraConfig,
+    MergeSflConfig,
     ModelConfig,
     NetworkConfig,
     PolicyConfig,
     SflGbConfig,
     SflReplayConfig,
+    SglrConfig,
     SplitConfig,
     TrainConfig,
     WorldConfig,
@@ -33,6 +36,7 @@ from splitcast.base.sections import (
 __all__ = [
     "AmpereConfig",
     "Config",
+    "CpslConfig",
     "CseFslConfig",
     "DataConfig",
     "EpslConfig",
@@ -40,11 +44,13 @@ __all__ = [
     "HeadsConfig",
     "LearnConfig",
     "LoraConfig",
+    "MergeSflConfig",
     "ModelConfig",
     "NetworkConfig",
     "PolicyConfig",
     "SflGbConfig",
     "SflReplayConfig",
+    "SglrConfig",
     "SplitConfig",
     "TrainConfig",
     "WorldConfig",
@@ -77,6 +83,9 @@ class Config:
     split: SplitConfig = field(default_factory=SplitConfig)
     epsl: EpslConfig = field(default_factory=EpslConfig)
     sfl_gb: SflGbConfig = field(default_factory=SflGbConfig)
+    merge_sfl: MergeSflConfig = field(default_factory=MergeSflConfig)
+    cpsl: CpslConfig = field(default_factory=CpslConfig)
+    sglr: SglrConfig = field(default_factory=SglrConfig)
     sfl_replay: SflReplayConfig = field(default_factory=SflReplayConfig)
     heads: HeadsConfig = field(default_factory=HeadsConfig)
     cse_fsl: CseFslConfig = field(default_factory=CseFslConfig)
@@ -90,7 +99,19 @@ class Config:
 
 SECTIONS: dict[str, Any] = {part.name.replace("_", "-"): type(getattr(Config(), part.name)) for part in fields(Config)}
 """Sections by their names in TOML; in Python, sfl-gb is sfl_gb."""
-SCHEME_SECTIONS = ("lora", "epsl", "sfl-gb", "sfl-replay", "heads", "cse-fsl", "fsl-sage", "ampere")
+SCHEME_SECTIONS = (
+    "lora",
+    "epsl",
+    "sfl-gb",
+    "merge-sfl",
+    "cpsl",
+    "sglr",
+    "sfl-replay",
+    "heads",
+    "cse-fsl",
+    "fsl-sage",
+    "ampere",
+)
 """Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
 NEVER_BARE = ("lora",)
 """Their keys are known by no other name: another section has a key of the same name."""

@@ -13,6 +13,19 @@ MOVED = {
 """Old and new place, as section.key."""
 
 
+COMPLETE = {"data", "model", "split", "train", "network", "policy"}
+"""Sections that a configuration has which a run wrote."""
+
+
+def _older_scheme(new: dict[str, Any]) -> list[str]:
+    """What was called epsl until there was [cpsl] is now epsl-cut; who wrote a few lines by hand means the new one."""
+    split = new.get("split")
+    if isinstance(split, dict) and split.get("scheme") == "epsl" and new.keys() >= COMPLETE and "cpsl" not in new:
+        split["scheme"] = "epsl-cut"
+        return ["the scheme epsl is now epsl-cut"]
+    return []
+
+
 def moved(raw: dict[str, Any], source: str) -> dict[str, Any]:
     """The tables of a TOML file with every key where it is now; one warning says what was moved.
 
@@ -35,6 +48,7 @@ def moved(raw: dict[str, Any], source: str) -> dict[str, Any]:
                 raise SplitcastError(f"{source}: {name}.{key} is now {to}, which is given too; leave the old one out")
             there[leaf] = new[name].pop(key)
             said.append(f"{name}.{key} is now {to}")
+    said += _older_scheme(new)
     if said:
         warnings.warn(f"{source}: {', '.join(said)}", stacklevel=3)
     return new

@@ -44,6 +44,7 @@ def _plain(value: str) -> str:
 Text = Annotated[str, Field(max_length=1000), AfterValidator(_plain)]
 Numbers = Annotated[tuple[NonNegative, ...], Field(max_length=100_000), BeforeValidator(_listed)]
 """One number, or one per client or cut; empty where a default is worked out."""
+Counts = Annotated[tuple[Count, ...], Field(max_length=100_000), BeforeValidator(_listed)]
 Distances = Annotated[tuple[Metres, ...], Field(max_length=100_000), BeforeValidator(_listed)]
 Speeds = Annotated[tuple[Speed, ...], Field(max_length=100_000), BeforeValidator(_listed)]
 Decibels = Annotated[tuple[Decibel, ...], Field(max_length=100_000), BeforeValidator(_listed)]
@@ -165,8 +166,8 @@ class SplitConfig:
     """How the model is split and what travels."""
 
     scheme: Text = "sfl-ga"
-    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of
-    yours."""
+    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, splitfed-v2, epsl-cut, merge-sfl, cpsl, fed-pairing, psl-personal, sglr,
+    sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of yours."""
     cut: Cut = 1
     """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
     labels_at_home: bool = False
@@ -192,7 +193,7 @@ class SplitConfig:
 
 @section
 class EpslConfig:
-    """Options of the scheme epsl."""
+    """Options of the schemes epsl and epsl-cut."""
 
     aggregate: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Fraction of the batch rows whose gradients are aggregated and broadcast."""
@@ -206,6 +207,32 @@ class SflGbConfig:
     """Directions in the broadcast basis of the gradients, at most that many with `drop`; 0: 8 at cut 1, else 32."""
     drop: Probability = 0.0
     """Share of the gradients' energy a step may drop, with as few directions as that takes."""
+
+
+@section
+class MergeSflConfig:
+    """Options of the scheme merge-sfl."""
+
+    batches: Counts = ()
+    """Samples of each client in a local step, up to `batch`; default: `batch`."""
+
+
+@section
+class CpslConfig:
+    """Options of the scheme cpsl."""
+
+    clusters: Count = 2
+    """Clusters that take turns, M."""
+
+
+@section
+class SglrConfig:
+    """Options of the scheme sglr."""
+
+    server_rate: NonNegative = 0.0
+    """The server's learning rate, in units of `lr`; 0: the square root of the number of clients."""
+    client_rate: Positive = 1.0
+    """The clients' learning rate, in units of `lr`."""
 
 
 @section

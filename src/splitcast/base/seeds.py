@@ -10,7 +10,18 @@ import numpy as np
 import torch
 
 Role = Literal[
-    "data", "model", "batch", "participation", "codec", "layers", "channel", "policy", "sweep", "augment", "pool"
+    "data",
+    "model",
+    "batch",
+    "participation",
+    "codec",
+    "layers",
+    "channel",
+    "policy",
+    "sweep",
+    "augment",
+    "pool",
+    "order",
 ]
 _ROLES: tuple[Role, ...] = (
     "data",
@@ -24,6 +35,7 @@ _ROLES: tuple[Role, ...] = (
     "sweep",
     "augment",
     "pool",
+    "order",
 )
 
 

@@ -130,11 +130,12 @@ def fold(events: Iterable[Event], placement: Placed, flops: Workload) -> list[St
         else:
             bits, load, name = _flops(event, flops), _work_load(event, placement, last), "forward"
             name = "feedback" if load == "backward_flops" else name
+        who = (event.by or event.clients) if isinstance(event, Work) else event.clients
         if last is None or any(getattr(last, other) for other in _LOADS if other not in _BEFORE[load]):
-            stages.append(_with(Stage(name, event.clients), load, bits, event.clients))
+            stages.append(_with(Stage(name, who), load, bits, who))
         else:
             name = name if name in _NAMES.values() else last.name
-            stages[-1] = replace(_with(last, load, bits, event.clients), name=name)
+            stages[-1] = replace(_with(last, load, bits, who), name=name)
     return stages
 
 
@@ -144,7 +145,10 @@ _LOADS = tuple(_BEFORE)
 
 def _flops(event: Work, flops: Workload) -> Load:
     known = flops[event.segment, event.phase]
-    return tuple(known[n] for n in event.clients) if isinstance(known, tuple) else known
+    if not isinstance(known, tuple) and not isinstance(event.share, tuple):
+        return known * event.share
+    each = known if isinstance(known, tuple) else dict.fromkeys(event.clients, known)
+    return tuple(each[n] * share for n, share in zip(event.clients, event.shares(), strict=True))
 
 
 def _work_load(event: Work, placement: Placed, last: Stage | None) -> str:

@@ -177,7 +177,7 @@ class CutCosts:
         """What the costs depend on, in a few letters."""
         config = self.scenario.config
         parts = [asdict(part) for part in (config.network, config.split, config.model, config.epsl, config.sfl_gb)]
-        parts += [asdict(config.world)]
+        parts += [asdict(config.world), asdict(config.merge_sfl), asdict(config.cpsl)]
         parts[1].pop("cut")
         train = [config.train.batch, config.train.local_steps, config.train.optimizer, config.train.momentum, self.seed]
         text = json.dumps([*parts, train, self.clients, config.data.dataset, self.charge_moves])

@@ -3,7 +3,7 @@
 Clients of equal placements form a cohort (`training.placement`); cohorts run one after another, noted side by side.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ class SimulatedClients(LocalParty):
     ) -> None:
         sim = cohort.sim
         super().__init__(sim.kit, server.placement, weights, group, cohort.ledger)
+        self.batch_rows = sim.train.batch
         self.cohort, self.server, self.alone = cohort, server, alone
 
     @property
@@ -90,11 +91,26 @@ class SimulatedCohort:
         self.loss = 0.0
         self._central: LocalParty | None = None
         self._drawn: dict[int, Tensor] = {}
+        self.everyone: Sequence[int] = range(len(sim.sizes))
+        self._parts: list[tuple[float, SimulatedCohort]] = []
+
+    def part(self, ids: Sequence[int]) -> "SimulatedCohort":
+        some = SimulatedCohort(self.sim, self.t, np.array(ids), self.ledger)
+        some._drawn, some.everyone = self._drawn, ()
+        self._parts.append((float(self.rho[torch.from_numpy(np.isin(self.ids, ids))].sum()), some))
+        return some
+
+    def receive(self, link: CountingLink) -> None:
+        ids, state = self.ids.tolist(), self.sim.state
+        held = state.travelling() if isinstance(state, MixedState) else state.client.travelling()
+        link.models("down", held if isinstance(held, int) else [held[n] for n in ids], ids, broadcast=True)
 
     def mean_loss(self) -> float:
         """Of the server where it trained on its own, else of the server for the clients, else of the clients."""
         own = self._central
-        return float(own.total) / own.descents if own and own.descents else float(self.loss)
+        if own and own.descents:
+            return float(own.total) / own.descents
+        return float(self.loss) + sum(weight * part.mean_loss() for weight, part in self._parts)
 
     def rows(self, step: int, clients: np.ndarray) -> Tensor:
         """Rows (K, b) of a local step; all are drawn at once, and kept while groups take turns."""
@@ -156,7 +172,7 @@ class SimulatedCohort:
             group = Group(ids, share.rho[members], spans, len(spans) == 1 or sim.keeps(len(ids)), self.t)
             client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
             theirs = state.server.stack(len(ids)) if sim.copies_server(state.placement) else state.server
-            party = LocalParty(sim.kit, state.placement, theirs, group, self.ledger)
+            party = LocalParty(sim.server_kit, state.placement, theirs, group, self.ledger)
             some = SimulatedClients(self, client, group, party, alone=len(groups) == 1)
             yield some, party
             self.loss += share.weight * mean_loss(party, some)
@@ -164,7 +180,7 @@ class SimulatedCohort:
                 server_mean = theirs.mean(group.rho).plus(server_mean)
             if not shared and not lasting:
                 client_mean = client.mean(group.rho).plus(client_mean)
-        state.server.step(optimiser)
+        state.server.step(sim.server_kit.optimiser)
         state.server = server_mean or state.server
         if shared:
             state.client.step(optimiser)
@@ -179,7 +195,7 @@ class SimulatedCohort:
         for n in self.ids.tolist():
             state = server.handed_to(n) if isinstance(server, MixedState) else server
             group = Group([n], one, [slice(0, 1)], keep=True, round=self.t)
-            party = LocalParty(sim.kit, state.placement, state.server, group, self.ledger)
+            party = LocalParty(sim.server_kit, state.placement, state.server, group, self.ledger)
             client = SimulatedClients(self, state.client, group, party, alone=True)
             yield client, party
             self.loss += mean_loss(party, client, len(self.ids))
@@ -188,16 +204,16 @@ class SimulatedCohort:
         one = torch.ones(1, dtype=self.sim.runtime.dtype, device=self.sim.runtime.device)
         group = Group(self.ids.tolist(), one, [slice(0, 1)], keep=True, round=self.t)
         state = self.one_state
-        self._central = LocalParty(self.sim.kit, state.placement, state.server, group, self.ledger)
+        self._central = LocalParty(self.sim.server_kit, state.placement, state.server, group, self.ledger)
         return self._central
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
-        everyone, ids = range(len(self.sim.sizes)), self.ids.tolist()
+        everyone, ids = self.everyone, self.ids.tolist()
         if isinstance(mixed := self.sim.state, MixedState):
             mixed.average([(share.cohort, share.weight, share.places, share.rho) for share in self._shares(mixed)])
             held = mixed.travelling()
             link.models("up", [held[n] for n in ids], ids)
-            link.models("down", held, everyone, broadcast=True)
+            link.models("down", [held[n] for n in everyone], everyone, broadcast=True)
             return
         state = self.one_state
         if state.client.stacked and not codec.exact and self.sim.differences.last is not None:

@@ -4,7 +4,7 @@ The planner runs rounds with them; on a site they stand in for the server, on a 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ class DryParty:
     ) -> None:
         self.model, self.task, self.placement, self.batch, self.ledger = model, task, placement, batch, ledger
         self.ids = list(ids)
+        self.rows: Sequence[int] | None = None
+        self.helped: Mapping[int, Sequence[int]] = {}
 
     @property
     def rho(self) -> Tensor:
@@ -60,10 +62,20 @@ class DryParty:
         self.did(segment, "both")
         return shape_only(len(self.ids)), self._entering(segment)
 
-    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+    def train(self, segment: int, x: Tensor, y: Tensor, *, back: bool = False) -> Tensor:
         place = self.placement.segments[segment]
         flops = sum(self.model.flops(place.start, place.stop))
         self.ledger.add(JointWork(float(len(x) * flops), tuple(self.ids)))
+        return shape_only(len(x), *self.model.entering(place.start))
+
+    def aggregate(self, segment: int, x: Values | Tensor, y: Values | Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        self.did(segment, "forward")
+        self.did(segment, "backward", 1 - rows / self.batch)
+        place, found = self.placement.segments[segment], self._entering(segment)
+        if rows:
+            flops = sum(self.model.flops(place.start, place.stop))
+            self.ledger.add(JointWork(float(rows * flops), tuple(self.ids)))
+        return found[:1, :rows], found[:, rows:]
 
     def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
         self.did(segment, "both")
@@ -83,9 +95,10 @@ class DryParty:
         self.did(segment, "forward")
         return shape_only(len(self.ids))
 
-    def did(self, segment: int, phase: Phase) -> None:
+    def did(self, segment: int, phase: Phase, share: float = 1.0) -> None:
         """Note work."""
-        self.ledger.add(Work(segment, phase, tuple(self.ids)))
+        each = share if self.rows is None else tuple(n / self.batch for n in self.rows)
+        self.ledger.add(Work(segment, phase, tuple(self.ids), each, tuple(self.helped.get(segment, ()))))
 
     def samples(self, first: int) -> Iterator[Batch]:
         yield Batch(Known(self._values(0)), Known(self._targets()))
@@ -148,6 +161,12 @@ class DryCohort:
             yield self._pair(placement, ids)
         self.ledger.alongside(None)
 
+    def part(self, ids: Sequence[int]) -> "DryCohort":
+        return replace(self, ids=list(ids), everyone=())
+
+    def receive(self, link: CountingLink) -> None:
+        link.models("down", self._held(self.values, self.ids), self.ids, broadcast=True)
+
     def in_turn(self, server: None) -> Iterator[tuple[DryClients, DryParty]]:
         for n in self.ids:
             yield self._pair(self.placement.of(n), [n])
@@ -157,13 +176,13 @@ class DryCohort:
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         held = {place: codec.nbytes((n,) if codec.exact else row_shape(n)) for place, n in self.values.items()}
+        link.count("up", "model", self._held(held, self.ids), self.ids)
+        link.count("down", "model", self._held(held, self.everyone), self.everyone, broadcast=True)
 
-        def sizes(who: Sequence[int]) -> int | list[int]:
-            one = isinstance(self.placement, Placement)
-            return held[self.placement.of(0)] if one else [held[self.placement.of(n)] for n in who]
-
-        link.count("up", "model", sizes(self.ids), self.ids)
-        link.count("down", "model", sizes(self.everyone), self.everyone, broadcast=True)
+    def _held(self, sizes: Mapping[Placement, int], who: Sequence[int]) -> int | list[int]:
+        """Of each of them, or one number for all."""
+        one = isinstance(self.placement, Placement)
+        return sizes[self.placement.of(0)] if one else [sizes[self.placement.of(n)] for n in who]
 
     def _pair(self, placement: Placement, ids: Sequence[int]) -> tuple[DryClients, DryParty]:
         server = DryParty(self.model, self.task, placement, ids, self.batch, self.ledger)

@@ -22,11 +22,11 @@ class CountingLink:
         self.ledger = ledger
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
-        self.count("up", kind, codec.nbytes(x.shape[1:]), who.ids)
+        self.count("up", kind, sizes(codec, x.shape, who), who.ids)
         return Known(x) if isinstance(x, Tensor) else x
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        self.count("down", kind, codec.nbytes(x.shape[1:]), who.ids)
+        self.count("down", kind, sizes(codec, x.shape, who), who.ids)
         return x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
@@ -83,7 +83,7 @@ class SimulatedLink(RoundingLink):
         # to the nearest grid point: what comes next is not linear, so being right on average would not help
         if codec.varies:
             return Known(self._sent("up", kind, values.whole(), codec, who, None), values.spans)
-        self.count("up", kind, codec.nbytes(values.shape[1:]), who.ids)
+        self.count("up", kind, sizes(codec, values.shape, who), who.ids)
         return values if codec.exact else Mapped(values, codec.through)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
@@ -105,8 +105,15 @@ class SimulatedLink(RoundingLink):
     ) -> Tensor:
         codec = codec.at(who.place[0])
         if codec.varies:
-            values, sizes = codec.measured(x, draw)
-            self.count(direction, kind, sizes[0] if broadcast else sizes, who.ids, broadcast=broadcast)
+            values, each = codec.measured(x, draw)
+            self.count(direction, kind, each[0] if broadcast else each, who.ids, broadcast=broadcast)
             return values
-        self.count(direction, kind, codec.nbytes(x.shape[1:]), who.ids, broadcast=broadcast)
+        self.count(direction, kind, sizes(codec, x.shape, who), who.ids, broadcast=broadcast)
         return codec.through(x, draw)
+
+
+def sizes(codec: Codec, shape: Sequence[int], who: Clients) -> int | list[int]:
+    """Bytes of a message (b, *d) of each client, or of so many of its rows as count."""
+    if who.rows is None:
+        return codec.nbytes(shape[1:])
+    return [codec.nbytes((n, *shape[2:])) for n in who.rows]

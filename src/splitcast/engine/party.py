@@ -5,7 +5,7 @@ sum_n rho^n g^n is exact by linearity; stacked copies run together and step each
 taken in chunks, so that activations and gradients stay within a budget whatever their number is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +118,10 @@ class LocalParty:
     def __init__(self, kit: Kit, placement: Placement, weights: Weights, group: Group, ledger: Ledger) -> None:
         self.kit, self.placement, self.weights, self.group, self.ledger = kit, placement, weights, group, ledger
         self.task = kit.task
+        self.rows: Sequence[int] | None = None
+        self.helped: Mapping[int, Sequence[int]] = {}
+        self.batch_rows = 1
+        """b, where ``rows`` count"""
         self.total, self.descents = torch.zeros((), dtype=torch.float64, device="cpu"), 0
         """sum_n rho^n F^n, summed over the descents of this party, and their number"""
         self.carried: dict[int, dict[str, Gradient]] = {k: {} for k in range(len(group.spans))}
@@ -156,20 +160,54 @@ class LocalParty:
             self._lost(self.group.rho @ losses)
         return losses, grads
 
-    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+    def train(self, segment: int, x: Tensor, y: Tensor, *, back: bool = False) -> Tensor:
         """One copy of the weights steps along the gradient of the mean loss of samples of anybody's, (B, *d); the
         whole server works on it."""
         place = self.placement.segments[segment]
         runtime = self.kit.runtime
         x, y = x.to(runtime.device, runtime.dtype), y.to(runtime.device)
-        run = Pass(self.kit.model, place, self.weights, slice(None), x[None], runtime)
+        run = Pass(self.kit.model, place, self.weights, slice(None), x[None].requires_grad_(back), runtime)
         output = run.output.detach().requires_grad_()
         (loss,) = self._losses(output, y[None])
-        run.backward(torch.autograd.grad(loss, output)[0], self.kit.optimiser)
+        found = run.backward(torch.autograd.grad(loss, output)[0], self.kit.optimiser)
         self.step()
         self._lost(loss.detach())
         flops = sum(self.kit.model.flops(place.start, place.stop))
         self.ledger.add(JointWork(float(len(x) * flops), tuple(self.group.ids)))
+        return torch.empty(0, device="meta") if found is None else found[0]
+
+    def aggregate(self, segment: int, x: Values | Tensor, y: Values | Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Gradients at the output averaged over the clients for the first ``rows``, which go back once, through the
+        averaged input; see `schemes.merged.Epsl`."""
+        place, rho, optimiser = self.placement.segments[segment], self.group.rho, self.kit.optimiser
+        ys, share = chunked(y, self.group.spans), 1 - rows / x.shape[1]
+        self._did(segment, "forward")
+        inputs, outputs, own, lost = [], [], [], []
+        for k, values in self._chunks(x):
+            span = self.group.spans[k]
+            with torch.no_grad():
+                first = self.run(place, k, values[:, :rows]).output if rows else None
+            run = self.run(place, k, values[:, rows:])
+            output = run.output.detach() if first is None else torch.cat([first, run.output.detach()], dim=1)
+            each = self._losses(output.requires_grad_(), ys.chunk(k))
+            (z,) = torch.autograd.grad(each.sum(), output)
+            lost.append(each.detach())
+            inputs.append(torch.tensordot(rho[span], values[:, :rows], dims=1))
+            outputs.append(torch.tensordot(rho[span], z[:, :rows], dims=1))
+            back = run.backward(z[:, rows:] * _column(rho[span], z), optimiser)
+            own.append(values[:, rows:] if back is None else back / _column(rho[span], back))
+        self._did(segment, "backward", share)
+        together = sum(inputs)[None]
+        if rows:
+            values = together.detach().requires_grad_()
+            run = Pass(self.kit.model, place, self.weights, slice(None), values, self.kit.runtime, again=True)
+            found = run.backward(sum(outputs)[None], optimiser)
+            together = together if found is None else found
+            flops = sum(self.kit.model.flops(place.start, place.stop))
+            self.ledger.add(JointWork(float(rows * flops), tuple(self.group.ids)))
+        self.step()
+        self._lost(rho @ _joined(lost))
+        return together, _joined(own)
 
     def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
         """The gradients at the input (K, b, *d) that `descend` would give, without a step."""
@@ -249,8 +287,9 @@ class LocalParty:
         values = chunked(x, self.group.spans)
         return ((k, values.chunk(k)) for k in range(len(self.group.spans)))
 
-    def _did(self, segment: int, phase: Phase) -> None:
-        self.ledger.add(Work(segment, phase, tuple(self.group.ids)))
+    def _did(self, segment: int, phase: Phase, share: float = 1.0) -> None:
+        each = share if self.rows is None else tuple(n / self.batch_rows for n in self.rows)
+        self.ledger.add(Work(segment, phase, tuple(self.group.ids), each, tuple(self.helped.get(segment, ()))))
 
     def _weighting(self) -> tuple[float, Tensor | None]:
         """How one copy weighs its clients' gradients: by a number for all, or by shares (K,)."""

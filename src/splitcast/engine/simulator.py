@@ -7,6 +7,7 @@ each client while there are several local steps, or the optimiser is not linear.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -64,14 +65,16 @@ class Simulator:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
-        self.optimiser = make_optimiser(config.train)
+        self.optimiser, self.server_optimiser = (make_optimiser(config.train, rate) for rate in self._scheme.rates)
         self.kit = Kit(model, task, self.optimiser, self.runtime)
+        self.server_kit = replace(self.kit, optimiser=self.server_optimiser)
         self.x, self.y = self._here(x), self._here(y)
         self.sizes = np.array([len(part) for part in parts])
         self._rows = np.concatenate(parts)
         self._first = np.cumsum(self.sizes) - self.sizes
         self._orders: dict[int, np.ndarray] = {}
-        self.weights = torch.from_numpy(self.sizes / self.sizes.sum()).to(self.runtime.device, self.runtime.dtype)
+        shares = self._scheme.shares(self.sizes)
+        self.weights = torch.from_numpy(shares).to(self.runtime.device, self.runtime.dtype)
         self.augment = find_augment(config.data.augment)
         self.identical = config.split.client_update == "identical"
         placement = (placement or placed(config, self._scheme, model.depth)).check(model)
@@ -123,6 +126,7 @@ class Simulator:
         """Run round ``t``, counted from 1."""
         ledger = ledger or Ledger()
         self.optimiser.begin(t)
+        self.server_optimiser.begin(t)
         if not self.scheme.sync.exact and isinstance(self.state, State):
             self.differences.begin(self.state.client)
         cohort = SimulatedCohort(self, t, participants(self.train, len(self.sizes), t), ledger)
@@ -136,8 +140,17 @@ class Simulator:
         return self.state.drift(self.weights)
 
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
-        """The measures of the averaged model."""
-        return evaluate(self.model, self.state.averaged(self.weights), self.task, self._here(x), self._here(y))
+        """The measures of the averaged model; of clients with models of their own (`Scheme.personal`) the mean."""
+        x, y = self._here(x), self._here(y)
+        if not self._scheme.personal:
+            return evaluate(self.model, self.state.averaged(self.weights), self.task, x, y)
+        one, found = torch.ones_like(self.weights[:1]), list[dict[str, float]]()
+        for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
+            own = self.y[torch.from_numpy(self._rows[first : first + size]).to(self.runtime.device)]
+            mine = torch.isin(y, own) if y.dim() == 1 and not y.is_floating_point() else torch.ones_like(y[:, 0]) > 0
+            if mine.any():
+                found.append(evaluate(self.model, self.state.of(n).averaged(one), self.task, x[mine], y[mine]))
+        return {name: float(np.mean([each[name] for each in found])) for name in found[0]} if found else {}
 
     def evaluate_clients(self, most: int) -> list[dict[str, float]]:
         """The measures of every client's model, with its own half where halves differ, on up to so many of its own

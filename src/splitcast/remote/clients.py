@@ -117,10 +117,11 @@ class RemoteServer(LocalParty):
             self.took_part = self.took_part or list(self.group.ids)
         return found
 
-    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
+    def train(self, segment: int, x: Tensor, y: Tensor, *, back: bool = False) -> Tensor:
         with self._timed():
-            super().train(segment, x, y)
+            found = super().train(segment, x, y, back=back)
         self.took_part = self.took_part or list(self.group.ids)
+        return found
 
     def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
         seen, target = whole(x), whole(y)

@@ -57,7 +57,7 @@ class Federation:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
-        self.optimiser = make_optimiser(config.train)
+        self.optimiser = make_optimiser(config.train, self._scheme.rates[1])
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
         placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
         if isinstance(placement, Fleet):
@@ -195,6 +195,8 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError(f"device: {config.train.device!r} needs the simulator; sites have 'cpu'")
     if config.train.dtype != "float32":
         raise SplitcastError(f"dtype: {config.train.dtype!r} never travels; sites have 'float32'")
+    if not make_scheme(config).sites:
+        raise SplitcastError(f"scheme: {config.split.scheme!r} needs the simulator")
     if config.train.eval_clients:
         raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
     if config.policy.gamma_draws:

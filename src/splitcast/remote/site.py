@@ -127,7 +127,8 @@ class Site:
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
         augment = find_augment(made.data.augment)
-        scheme, runtime, optimiser = make_scheme(made), Runtime.of(made.train), make_optimiser(made.train)
+        scheme, runtime = make_scheme(made), Runtime.of(made.train)
+        optimiser = make_optimiser(made.train, scheme.rates[0])
         model = scheme.fitted(make_model(made, shape, classes, x.dtype))
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")

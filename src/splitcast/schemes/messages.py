@@ -56,10 +56,22 @@ class Work:
     segment: int
     phase: Phase
     clients: tuple[int, ...]
+    """whose samples they are"""
+    share: float | tuple[float, ...] = 1.0
+    """of the samples of a local step, for all or of each"""
+    by: tuple[int, ...] = ()
+    """who does it, if that is another client"""
 
     def joined(self, other: "Work") -> "Work":
         """The same work of further clients."""
-        return replace(self, clients=self.clients + other.clients)
+        share: float | tuple[float, ...] = self.share
+        if isinstance(self.share, tuple) or self.share != other.share:
+            share = (*self.shares(), *other.shares())
+        return replace(self, clients=self.clients + other.clients, share=share, by=self.by + other.by)
+
+    def shares(self) -> tuple[float, ...]:
+        """One for each."""
+        return self.share if isinstance(self.share, tuple) else (self.share,) * len(self.clients)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,8 +85,14 @@ class Party(Protocol):
         """The gradients that `descend` would give, without a step."""
         ...
 
-    def train(self, segment: int, x: Tensor, y: Tensor) -> None:
-        """A step along the mean gradient of samples of anybody's, x (B, *d) (`Scheme.one_server`)."""
+    def train(self, segment: int, x: Tensor, y: Tensor, *, back: bool = False) -> Tensor:
+        """A step along the mean gradient of samples of anybody's, x (B, *d) (`Scheme.one_server`); if it is to come
+        ``back``, returns the gradient at x."""
+        ...
+
+    def aggregate(self, segment: int, x: Values | Tensor, y: Values | Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """The last segment, with gradients at its output averaged over the clients for the first ``rows``: gradients
+        at the input, of these (1, rows, *d) and of the others (K, b - rows, *d), and a step."""
         ...
 
     def step(self) -> None:
@@ -95,6 +102,11 @@ class Party(Protocol):
 
 class Clients(Party, Protocol):
     """Clients that move through a round together."""
+
+    rows: Sequence[int] | None
+    """Of each, so many of its b samples count, the first; None: all"""
+    helped: Mapping[int, Sequence[int]]
+    """Segments that others run for them, and who"""
 
     @property
     def ids(self) -> Sequence[int]:
@@ -141,7 +153,7 @@ class Clients(Party, Protocol):
 
 
 class Cohort(Protocol):
-    """All clients of a round that have the same placement."""
+    """The clients of a round."""
 
     def in_parallel(
         self, server: Any, *, mixes: bool, averaged: bool, still: bool = False
@@ -164,6 +176,21 @@ class Cohort(Protocol):
     def average(self, link: Any, codec: Codec = FP32) -> None:
         """Upload the client halves, average them, and broadcast the average to everybody; with a codec that is not
         exact, as differences (`training.differences`)."""
+        ...
+
+
+class KnownCohort(Cohort, Protocol):
+    """The clients of a round, all of whom are here (`Scheme.sites` is off)."""
+
+    ids: Any
+    """Their numbers"""
+
+    def part(self, ids: Sequence[int]) -> Any:
+        """Some of them, as a cohort; only they are given its average."""
+        ...
+
+    def receive(self, link: Any) -> None:
+        """Take the client half over from the server, which broadcasts it."""
         ...
 
 
@@ -207,6 +234,12 @@ class Scheme:
     """Whether it keeps things that belong to one cut, so that no policy may move it."""
     one_server = False
     """Whether clients work with one server half, which steps whenever it is told to; else each has a copy of it."""
+    sites: bool = True
+    """Whether it can be deployed, or needs all in one process"""
+    personal: bool = False
+    """Whether clients have models of their own, and each is tested by its own"""
+    rates: tuple[float, float] = (1.0, 1.0)
+    """Learning rates of clients and server, as parts of the one that is given"""
     uplink: Codec = FP32
     downlink: Codec = FP32
     sync: Codec = FP32
@@ -229,6 +262,10 @@ class Scheme:
     def syncs(self, t: int) -> bool:
         """Whether the client halves are averaged at the end of round ``t``, counted from 1."""
         return self.sync_every > 0 and t % self.sync_every == 0
+
+    def shares(self, sizes: np.ndarray) -> np.ndarray:
+        """rho^n of all clients (N,), which have so many samples."""
+        return np.asarray(sizes / sizes.sum())
 
     def place(self, cut: int, depth: int) -> Placement:
         """Who holds which of the V blocks, for the cut that the user chose."""

@@ -1,11 +1,13 @@
 """The named schemes, each a program over parties and a link (`schemes.program`).
 
+Further ones are in `sequential`, `merged`, `variants`, `auxiliary` and `replay`.
+
 | scheme | program         | sends back | halves averaged    | from                                              |
 |--------|-----------------|------------|--------------------|---------------------------------------------------|
 | sfl-ga | `SflGa`         | `Mean`     | never              | Liang et al., SFL with gradient aggregation       |
 | sfl    | `Sfl`           | `Unicast`  | every round        | Thapa et al., SplitFed, AAAI 2022                 |
 | psl    | `Psl`           | `Unicast`  | never              | Jeon and Kim, Parallel split learning, ICOIN 2020 |
-| epsl   | `Epsl`          | `Partial`  | never              | after Lin et al., TMC 2024; aggregates at the cut |
+| epsl-cut | `EpslCut`     | `Partial`  | never              | after Lin et al., TMC 2024; aggregates at the cut |
 | sfl-gb | `SflGb`         | `Basis`    | depends on the cut | ours: docs/basis-broadcast.md                     |
 | fl     | `FedAvg`        | nothing    | every round        | McMahan et al., AISTATS 2017                      |
 | sl     | `SplitLearning` | `Unicast`  | half handed on     | Vepakomma et al. 2018                             |
@@ -14,69 +16,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import CODECS
 from splitcast.base.registry import Registry
 from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
-from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
-from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, Values, codec_of, refuse_sync
+from splitcast.schemes.feedback import Basis, Mean, Partial
+from splitcast.schemes.merged import Epsl, MergeSfl
+from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, codec_of, refuse_sync
 from splitcast.schemes.replay import Ampere, Replay
+from splitcast.schemes.sequential import Cpsl, SplitFedV2
+from splitcast.schemes.split import Split
+from splitcast.schemes.variants import FedPairing, PersonalPsl, Sglr
 from splitcast.training.placement import Fleet, Placed, Placement
-
-
-class Split(Scheme):
-    """Smashed data and labels up, a feedback down. Subclasses choose the feedback and the rhythm.
-
-    With S^n = w^c,n(x^n), client n uploads codec(S^n) and y^n; the server takes F^n = F(w^s,n; S^n, y^n), steps its
-    copy along dF^n/dw^s,n, and has s^n = dF^n/dS^n; client n pulls what it receives back through its own activations.
-
-    With labels at home (the U-shape of Vepakomma et al. 2018) the last block is the client's too: the server sends
-    codec(Z^n) with Z^n = w^s,n(S^n), the client takes F^n = F(w^h,n; Z^n, y^n) and uploads codec(dF^n/dZ^n).
-    Activations have the codec of the uplink and gradients that of the downlink, whichever way they go.
-    """
-
-    feedback: Feedback = Unicast()
-    home = False
-    """Whether labels stay at home."""
-
-    def __init__(self, config: Config) -> None:
-        split = config.split
-        self.home = split.labels_at_home
-        if split.sync_every >= 0:
-            self.sync_every = split.sync_every
-        self.uplink = codec_of("uplink_codec", split.uplink_codec, self.uplink)
-        self.downlink = codec_of("downlink_codec", split.downlink_codec, self.downlink)
-        self.sync = codec_of("sync_codec", split.sync_codec, self.sync)
-
-    @property
-    def mixes(self) -> bool:  # type: ignore[override]
-        return self.feedback.mixes_clients
-
-    def place(self, cut: int, depth: int) -> Placement:
-        return Placement.at_home(cut, depth) if self.home else Placement.split(cut, depth)
-
-    def cuts(self, depth: int) -> range:
-        return range(1, depth - 1 if self.home else depth)
-
-    def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
-        sent = clients.forward(0, batch.x)
-        smashed = link.up("smashed", sent.out, self.uplink, clients)
-        if self.home:
-            grads = self.round_trip(clients, server, link, smashed, batch)
-        else:
-            labels = link.up("labels", batch.y, server.task.target_codec, clients)
-            _, grads = server.descend(1, smashed, labels)
-        clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
-
-    def round_trip(self, clients: Clients, server: Party, link: Link, smashed: Values, batch: Batch) -> Tensor:
-        """Through the server and back to the labels: the gradients s^n (K, b, *d)."""
-        middle = server.forward(1, smashed)
-        features = link.unicast("features", middle.out.whole(), self.uplink, clients)
-        _, grads = clients.descend(2, features, batch.y)
-        return server.backward(middle, link.up("feature gradient", grads, self.downlink, clients).whole())
 
 
 class SflGa(Split):
@@ -100,11 +52,11 @@ class Psl(Split):
     name = "psl"
 
 
-class Epsl(Split):
+class EpslCut(Split):
     """A share of the rows as in SFL-GA, the others as in PSL: the idea of EPSL (Lin et al., TMC 2024), who aggregate at
-    the last layer, here at the cut."""
+    the last layer (`merged.Epsl`), here at the cut."""
 
-    name = "epsl"
+    name = "epsl-cut"
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -184,6 +136,7 @@ class SplitLearning(Split):
         """Nothing: who is next is handed the whole half anyway."""
 
 
+__all__ = ["SCHEMES", "Split", "make_scheme", "placed"]
 SCHEMES: Registry[type[Scheme]] = Registry("scheme", takes=1)
 for _scheme in (
     SflGa,
@@ -193,6 +146,13 @@ for _scheme in (
     SflGb,
     FedAvg,
     SplitLearning,
+    SplitFedV2,
+    EpslCut,
+    MergeSfl,
+    Cpsl,
+    FedPairing,
+    PersonalPsl,
+    Sglr,
     Replay,
     LocalLoss,
     CseFsl,
@@ -213,7 +173,7 @@ def make_scheme(config: Config) -> Scheme:
     if not isinstance(made, Scheme):
         raise SplitcastError(f"scheme: {config.split.scheme!r} gives a {type(made).__name__}, not a Scheme")
     if config.split.labels_at_home and not getattr(made, "home", False):
-        raise SplitcastError(f"labels_at_home: {made.name} has no U-shape; choose sfl-ga, sfl, psl, epsl, sfl-gb or sl")
+        raise SplitcastError(f"labels_at_home: {made.name} has no U-shape; choose sfl-ga, sfl, psl, sfl-gb or sl")
     return made
 
 

@@ -1,0 +1,65 @@
+"""What most schemes have in common: smashed data and labels up, a feedback down."""
+
+from torch import Tensor
+
+from splitcast.base.config import Config
+from splitcast.schemes.feedback import Feedback, Unicast
+from splitcast.schemes.program import Batch, Clients, Link, Party, Scheme, Values, codec_of
+from splitcast.training.placement import Placement
+
+
+class Split(Scheme):
+    """Smashed data and labels up, a feedback down. Subclasses choose the feedback and the rhythm.
+
+    With S^n = w^c,n(x^n), client n uploads codec(S^n) and y^n; the server takes F^n = F(w^s,n; S^n, y^n), steps its
+    copy along dF^n/dw^s,n, and has s^n = dF^n/dS^n; client n pulls what it receives back through its own activations.
+
+    With labels at home (the U-shape of Vepakomma et al. 2018) the last block is the client's too: the server sends
+    codec(Z^n) with Z^n = w^s,n(S^n), the client takes F^n = F(w^h,n; Z^n, y^n) and uploads codec(dF^n/dZ^n).
+    Activations have the codec of the uplink and gradients that of the downlink, whichever way they go.
+    """
+
+    feedback: Feedback = Unicast()
+    home = False
+    """Whether labels stay at home."""
+
+    def __init__(self, config: Config) -> None:
+        split = config.split
+        self.home = split.labels_at_home
+        if split.sync_every >= 0:
+            self.sync_every = split.sync_every
+        self.uplink = codec_of("uplink_codec", split.uplink_codec, self.uplink)
+        self.downlink = codec_of("downlink_codec", split.downlink_codec, self.downlink)
+        self.sync = codec_of("sync_codec", split.sync_codec, self.sync)
+
+    @property
+    def mixes(self) -> bool:  # type: ignore[override]
+        return self.feedback.mixes_clients
+
+    def place(self, cut: int, depth: int) -> Placement:
+        return Placement.at_home(cut, depth) if self.home else Placement.split(cut, depth)
+
+    def cuts(self, depth: int) -> range:
+        return range(1, depth - 1 if self.home else depth)
+
+    def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
+        sent = clients.forward(0, batch.x)
+        smashed = link.up("smashed", sent.out, self.uplink, clients)
+        if self.home:
+            grads = self.round_trip(clients, server, link, smashed, batch)
+        else:
+            labels = link.up("labels", batch.y, server.task.target_codec, clients)
+            _, grads = server.descend(1, smashed, labels)
+        clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
+
+    def upload(self, out: Values, clients: Clients, server: Party, link: Link, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Smashed data and labels of all clients, as the server decodes them."""
+        smashed = link.up("smashed", out, self.uplink, clients)
+        return smashed.whole(), link.up("labels", batch.y, server.task.target_codec, clients).whole()
+
+    def round_trip(self, clients: Clients, server: Party, link: Link, smashed: Values, batch: Batch) -> Tensor:
+        """Through the server and back to the labels: the gradients s^n (K, b, *d)."""
+        middle = server.forward(1, smashed)
+        features = link.unicast("features", middle.out.whole(), self.uplink, clients)
+        _, grads = clients.descend(2, features, batch.y)
+        return server.backward(middle, link.up("feature gradient", grads, self.downlink, clients).whole())
