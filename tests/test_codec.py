@@ -121,7 +121,8 @@ def test_integers_are_unbiased_and_within_a_step(name, exponent, shift, rectifie
     row = row.relu() if rectified else row
     seen = codec.through(row.expand(1, draws, 6), noise(seed=seed))[0].double()
     size = float(row.abs().max())
-    step = 1.01 * size * (2 if float(row.min()) < 0 else 1) / codec.top  # bfloat16 rounds up by less than a hundredth
+    half = 2 ** (codec.bits - 1)
+    step = 1.02 * size / (half - 1 if float(row.min()) < 0 else codec.top)  # bfloat16 rounds up, by less than 1/64
     assert float((seen - row).abs().max()) <= step
     error = (seen.mean(0) - row.double()).abs()
     assert bool((error <= 5 * 0.5 * step / math.sqrt(draws) + 1e-5 * size).all())
@@ -134,6 +135,28 @@ def test_rounding_to_nearest_without_noise(name):
     x = grid + 0.3 * (-1.0) ** grid
     x[0], x[-1] = 0, codec.top
     assert torch.equal(codec.through(x[None, None]), grid[None, None])
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("mirror", [1.0, -1.0])
+def test_grids_with_negative_values_by_hand(name, mirror):
+    """-2^(n-1) + 1 to 2^(n-1) where the positive side is the longer one, and the mirror image; all are kept."""
+    codec, half = CODECS[name], 2 ** (CODECS[name].bits - 1)
+    grid = mirror * torch.arange(1.0 - half, half + 1).repeat(20)
+    assert torch.equal(codec.through(grid[None, None], noise())[0, 0], grid)
+    payload = codec.encode(grid[None])
+    assert payload[:2].tolist() == list(
+        torch.tensor([-float(half)]).bfloat16().view(torch.uint8) | torch.tensor([mirror < 0, 0])
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(INTEGERS), st.floats(-4, 4), st.integers(0, 2**20))
+def test_zero_is_always_on_the_grid(name, shift, seed):
+    row = sample((9,), seed) + shift
+    row[seed % 9] = 0.0
+    seen = CODECS[name].through(row.expand(1, 50, 9), noise(seed=seed))
+    assert not seen[:, :, seed % 9].any()
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -157,7 +180,7 @@ def test_extreme_values(name):
     x = torch.tensor([[[-top, 0.0, top], [1e-44, 0.0, 3e-44], [1e6, 1e6 + 1, 1e6 + 2], [-1.0, 0.0, torch.inf]]])
     seen = codec.through(x, noise())
     assert bool(seen.isfinite().all())
-    assert seen[0, 0, 0] == -(2.0**126) and seen[0, 0, 2] == 2.0**126
+    assert seen[0, 0, 2] == 2.0**126 and seen[0, 0, 0] == -(2.0**126) * (1 - 2.0 ** (1 - codec.bits))
     assert float((seen[0, 2] - x[0, 2]).abs().max()) <= 1.01e6 / codec.top
     assert bool(codec.through(torch.tensor([[[1.0, torch.nan]]]), noise()).isnan().all())
 

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from splitcast.base.codec import Integer
 from splitcast.base.config import from_toml, with_values
+from splitcast.base.formats import CODECS
 from splitcast.run.loop import train
 from splitcast.run.records import RunFolder
+from splitcast.schemes.schemes import SflGb
 
 HERE = Path(__file__).parent / "golden"
 CASES = {case["name"]: case for case in json.loads((HERE / "golden.json").read_text())}
@@ -31,7 +35,19 @@ makes steps of them (a start disturbed by 1e-15 changes these runs of the old ve
 def tiny(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     yield
-    sys.modules.pop("tiny_model", None)
+    for name in ("tiny_model", "first_grid"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def first_grid(monkeypatch, tiny):
+    """Integers on the wire as they were: the present grids have a zero."""
+    from first_grid import FirstGrid
+
+    for bits in (8, 4, 2):
+        monkeypatch.setitem(CODECS, f"int{bits}", FirstGrid(bits))
+    monkeypatch.setattr(SflGb, "downlink", CODECS["int8"])
+    return FirstGrid
 
 
 def read(text):
@@ -78,3 +94,9 @@ def test_a_run_of_the_first_version_goes_on(name, tmp_path):
         result = train(config, folder.path, resume=True)
     same(result.rounds, CASES[f"{name}-6"]["rounds"])
     assert folder.rounds() == result.rounds
+
+
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_what_leaves_a_relu_is_rounded_as_in_the_first_version(bits, first_grid):
+    x = torch.randn(2, 5, 3, 4, 4, generator=torch.Generator().manual_seed(0)).relu()
+    assert torch.equal(Integer(bits).through(x), first_grid(bits).through(x))

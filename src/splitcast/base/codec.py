@@ -95,27 +95,34 @@ class Float(Codec):
         return x.clamp(-top, top).to(self.dtype)
 
 
-class Integer(Codec):
-    """n bits a value on a grid of its own for every row, rounded stochastically: E[through(x)] = x.
+class Rows(Codec):
+    """n bits a value, as a number of a level; the levels of a row follow from its head, two bytes.
 
     A row is what lies behind the second dimension of a message: a feature map of a sample, a token, or for flat data
-    the whole sample. With h its greatest size, rounded up to bfloat16, its grid has 2^n points evenly from 0 to h, or
-    from -h to h if the row has a negative value; so all bits serve what leaves a ReLU, and zero stays zero there. A
-    value goes to one of its two neighbours with probabilities that make it right on average, to 2^-16 of a step.
-
-    The message is h of every row (2 bytes, the sign bit says which grid), then all grid numbers, packed with the first
-    in the lowest bits: 2 rows + ceil(n values / 8) bytes. Values beyond 2^126 saturate.
+    the whole sample. The message is the heads of all rows and then all numbers, packed with the first in the lowest
+    bits: 2 rows + ceil(n values / 8) bytes.
     """
 
-    def __init__(self, bits: int) -> None:
-        self.name, self.bits, self.top = f"int{bits}", bits, 2**bits - 1
+    bits: int
+
+    @abstractmethod
+    def heads(self, rows: Tensor) -> Tensor:
+        """Of rows (..., values), bfloat16 (..., 1)."""
+
+    @abstractmethod
+    def numbers(self, rows: Tensor, heads: Tensor, draw: Draw | None) -> Tensor:
+        """Of all values, from 0 to 2^n - 1, in the type of the rows."""
+
+    @abstractmethod
+    def values(self, numbers: Tensor, heads: Tensor) -> Tensor:
+        """What is decoded; may write to the numbers, which are floating point."""
 
     def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         if not x.numel():
             return x
-        rows = _rows(x)
-        low, step = self._grid(_heads(rows))
-        return self._levels(rows, low, step, draw).mul_(step).add_(low).view(x.shape)
+        rows = as_rows(x)
+        heads = self.heads(rows)
+        return self.values(self.numbers(rows, heads, draw), heads).view(x.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         rows, values = math.prod(shape[: 2 if len(shape) > 2 else 1]), math.prod(shape)
@@ -124,53 +131,83 @@ class Integer(Codec):
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         if not x.numel():
             return EMPTY
-        rows = _rows(x[None])
-        heads = _heads(rows)
-        levels = self._levels(rows, *self._grid(heads), draw).flatten().to(torch.uint8)
-        return torch.cat([heads.flatten().view(torch.uint8), pack(levels, self.bits)]).cpu()
+        rows = as_rows(x[None])
+        heads = self.heads(rows)
+        numbers = self.numbers(rows, heads, draw).flatten().to(torch.uint8)
+        return torch.cat([heads.flatten().view(torch.uint8), pack(numbers, self.bits)]).cpu()
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         if not math.prod(shape):
             return torch.empty(*shape, device=payload.device)
-        rows = _rows(torch.empty(1, *shape, device="meta")).shape
+        rows = as_rows(torch.empty(1, *shape, device="meta")).shape
         size = 2 * math.prod(rows[:-1])
-        low, step = self._grid(payload[:size].clone().view(torch.bfloat16).view(*rows[:-1], 1))
-        levels = unpack(payload[size:], self.bits, math.prod(shape)).view(rows).float()
-        return levels.mul_(step).add_(low).view(*shape)
+        heads = payload[:size].clone().view(torch.bfloat16).view(*rows[:-1], 1)
+        numbers = unpack(payload[size:], self.bits, math.prod(shape)).view(rows).float()
+        return self.values(numbers, heads).view(*shape)
 
-    def _levels(self, rows: Tensor, low: Tensor, step: Tensor, draw: Draw | None) -> Tensor:
-        """Grid numbers of all values, as floating point."""
-        levels = (rows - low).div_(torch.where(step > 0, step, 1))
+
+class Integer(Rows):
+    """A grid of its own for every row, rounded stochastically: E[through(x)] = x.
+
+    It has 2^n points at even distances, and zero is one of them:
+
+        nothing negative    0 to h, the greatest value
+        else                -h to (1 - 2^(1-n)) h, or the mirror image, whichever has the smaller h
+
+    So all bits serve what leaves a ReLU, and what is zero stays zero. A value goes to one of its two neighbours with
+    probabilities that make it right on average, to 2^-16 of a step. The head is h, rounded up; its sign bit is set
+    where there is a negative value, and then the last bit says which of the two grids. Values beyond 2^126 saturate.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self.name, self.bits, self.top = f"int{bits}", bits, 2**bits - 1
+
+    def heads(self, rows: Tensor) -> Tensor:
+        half = (self.top + 1) // 2
+        low, high = rows.amin(-1, keepdim=True).float(), rows.amax(-1, keepdim=True).float()
+        signed, down = low < 0, -low > high  # the longer side is the negative one
+        longer, shorter = torch.where(down, -low, high), torch.where(down, high, -low)
+        size = torch.where(signed, torch.maximum(longer, shorter * (half / (half - 1))), high).clamp(max=LIMIT)
+        marked = rounded_up(size, fewer=1) | down.to(torch.int16) | -(2**15)
+        return torch.where(signed, marked, rounded_up(size)).view(torch.bfloat16)
+
+    def numbers(self, rows: Tensor, heads: Tensor, draw: Draw | None) -> Tensor:
+        zero, step = self._grid(heads)
+        levels = (rows / torch.where(step > 0, step, 1)).add_(zero)
         if draw:
             noise = draw(math.prod(rows.shape[1:])).to(levels)  # one type first: mixed addition is slow
             levels += noise.mul_(2**-16).view_as(levels)
         return levels.round_().clamp_(0, self.top)
 
+    def values(self, numbers: Tensor, heads: Tensor) -> Tensor:
+        zero, step = self._grid(heads)
+        return numbers.sub_(zero).mul_(step)
+
     def _grid(self, heads: Tensor) -> tuple[Tensor, Tensor]:
-        """First point and distance of points."""
-        high, signed = heads.float().abs(), heads.signbit()
-        return torch.where(signed, -high, 0.0), high * torch.where(signed, 2 / self.top, 1 / self.top)
+        """The number of zero, and the distance of points."""
+        half, bits = (self.top + 1) // 2, heads.view(torch.int16)
+        signed, down = bits < 0, bits & 1
+        size = torch.where(signed, bits & 0x7FFE, bits).view(torch.bfloat16).float()
+        return torch.where(signed, half - 1 + down, 0.0), size * torch.where(signed, 1 / half, 1 / self.top)
 
 
-_LIMIT = 2.0**126
+LIMIT = 2.0**126
 """Where grids end, so that arithmetic on them is finite."""
 
 
-def _rows(x: Tensor) -> Tensor:
+def as_rows(x: Tensor) -> Tensor:
     """Messages (k, b, *d) as rows (k, b, r, values)."""
     if x.dim() < 4:
         return x.reshape(*x.shape[:2], 1, -1)
     return x.flatten(3)
 
 
-def _heads(rows: Tensor) -> Tensor:
-    """The greatest size in every row (..., 1), rounded up to bfloat16, with a minus where a value is negative."""
-    low, high = rows.amin(-1, keepdim=True), rows.amax(-1, keepdim=True)
-    size = torch.maximum(-low, high).float().clamp(max=_LIMIT)
-    # a bfloat16 is the upper half of a float32
-    raised = ((size.view(torch.int32) + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
-    raised = torch.where(size.isnan(), torch.nan, raised)
-    return torch.where(low < 0, -raised, raised)
+def rounded_up(size: Tensor, fewer: int = 0) -> Tensor:
+    """Sizes in float32 up to the next bfloat16, which is the upper half of a float32, as its 16 bits; so many ``fewer``
+    of them are used."""
+    shift = 16 + fewer
+    bits = ((size.view(torch.int32) + (2**shift - 1)) >> shift << fewer).to(torch.int16)
+    return torch.where(size.isnan(), 0x7FC0, bits)
 
 
 def pack(levels: Tensor, bits: int) -> Tensor:

@@ -5,9 +5,14 @@ from collections.abc import Callable
 from splitcast.base.codec import FP16, FP32, Codec, Integer
 from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
+from splitcast.base.tokens import Rotated, with_exact
 from splitcast.base.transform import Transform
 
-FAMILIES: dict[str, Callable[[str, str], Codec]] = {"transform": Transform.named}
+FAMILIES: dict[str, Callable[[str, str], Codec]] = {
+    "transform": Transform.named,
+    "rotated": Rotated.on_grid,
+    "lloyd": Rotated.on_levels,
+}
 """Formats with a rate, NAME:RATE: a function of the rate and the field that errors begin with."""
 
 CODECS: Registry[Codec] = Registry("codec", takes=0, forms=("auto", *(f"{name}:RATE" for name in FAMILIES)))
@@ -20,7 +25,12 @@ def codec(name: str, field: str = "codec") -> Codec:
 
     >>> codec("fp16").nbytes((32, 10)), codec("int2").nbytes((32, 10)), codec("transform:20B").nbytes((32, 10))
     (640, 144, 640)
+    >>> codec("rotated:4+first").nbytes((2, 10, 64))
+    1124
     """
+    base, plus, which = name.partition("+")
+    if plus:
+        return with_exact(codec(base, field), which, field)
     if name in CODECS:
         return CODECS[name]
     family, _, rate = name.partition(":")

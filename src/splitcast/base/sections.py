@@ -176,7 +176,8 @@ class SplitConfig:
     """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, else 1)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
-    error, 4..2@100 over 100 rounds), or module:function. auto: fp32; for sfl-gb int2 up to cut 2, else int8."""
+    error, 4..2@100 over 100 rounds), for tokens rotated:4 or lloyd:2, also with +first or +outliers, or
+    module:function. auto: fp32; for sfl-gb int2 up to cut 2, else int8."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: int8 for sfl-gb, else fp32."""
     sync_codec: Text = "auto"

@@ -22,6 +22,7 @@ Role = Literal[
     "augment",
     "pool",
     "order",
+    "rotation",
 ]
 _ROLES: tuple[Role, ...] = (
     "data",
@@ -36,6 +37,7 @@ _ROLES: tuple[Role, ...] = (
     "augment",
     "pool",
     "order",
+    "rotation",
 )
 
 
