@@ -64,7 +64,7 @@ def test_sites_do_what_the_simulator_does(scheme, sync_codec):
     fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
     for t in range(1, 7):
         assert fed.round(t).ledger.messages == sim.round(t).ledger.messages
-    assert difference(fed, sim) < (1e-5 if scheme == "fl" else 1e-6)  # a last bit can be a level of int8, of one value
+    assert difference(fed, sim) < (1e-4 if scheme == "fl" else 1e-6)  # a last bit can be a level of int8, of one value
     fp32 = 4 * sim.state.client.travelling()
     model = [m for m in fed.round(8).ledger.messages if m.kind == "model"]
     assert len(model) == 2 and all(m.on_air / (1 if m.broadcast else 3) < 0.5 * fp32 for m in model)

@@ -29,6 +29,9 @@ class Codec(ABC):
     varies: ClassVar[bool] = False
     """Whether the size of a message depends on what it holds; then `nbytes` is what is expected."""
 
+    draws: ClassVar[bool] = False
+    """Whether it chooses at random what is sent; others get a draw only where rounding at random helps."""
+
     @abstractmethod
     def nbytes(self, shape: Sequence[int]) -> int:
         """Packed size of one message of this shape (b, *d)."""

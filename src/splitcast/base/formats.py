@@ -3,6 +3,10 @@
 from collections.abc import Callable
 
 from splitcast.base.codec import FP16, FP32, Codec, Integer
+from splitcast.base.comparators.c3 import Bound
+from splitcast.base.comparators.fedlite import ProductQuantised
+from splitcast.base.comparators.splitfc import SplitFC
+from splitcast.base.comparators.topk import TopK
 from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
 from splitcast.base.tokens import Rotated, with_exact
@@ -12,6 +16,11 @@ FAMILIES: dict[str, Callable[[str, str], Codec]] = {
     "transform": Transform.named,
     "rotated": Rotated.on_grid,
     "lloyd": Rotated.on_levels,
+    "topk": TopK.plain,
+    "randtopk": TopK.randomised,
+    "c3sl": Bound.named,
+    "fedlite": ProductQuantised.named,
+    "splitfc": SplitFC.named,
 }
 """Formats with a rate, NAME:RATE: a function of the rate and the field that errors begin with."""
 

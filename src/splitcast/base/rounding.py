@@ -1,9 +1,10 @@
-"""Random numbers for stochastic rounding: a pure function of seed, round, step, kind of message and client.
+"""Random numbers for stochastic rounding, and for formats that choose at random what they send.
 
-A client's numbers do not depend on who else takes part or how clients are grouped, so that a client on another
-machine rounds exactly as its twin in the simulator does.
+They are a pure function of seed, round, step, kind of message and client. A client's numbers do not depend on who else
+takes part or how clients are grouped, so that a client on another machine rounds exactly as its twin in the simulator.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,11 +31,13 @@ class RoundingNoise:
     round: int = 0
     step: int = 0
 
-    def of(self, kind: str, clients: Sequence[int] | None = None) -> Draw | None:
-        """The noise in one message to each of ``clients``; by default in one broadcast."""
-        if self.seed is None or kind not in _KINDS:
+    def of(self, kind: str, clients: Sequence[int] | None = None, *, always: bool = False) -> Draw | None:
+        """The noise in one message to each of ``clients``; by default in one broadcast. With ``always`` there is some,
+        whatever the kind."""
+        if self.seed is None or not (always or kind in _KINDS):
             return None
-        seed, where = self.seed, (self.round, self.step, _KINDS.index(kind), int(clients is None))
+        role = _KINDS.index(kind) if kind in _KINDS else zlib.crc32(kind.encode())
+        seed, where = self.seed, (self.round, self.step, role, int(clients is None))
         ids = [0] if clients is None else clients
 
         def draw(count: int) -> Tensor:
@@ -51,6 +54,11 @@ class RoundingNoise:
             return torch.from_numpy(noise.view(np.int16).reshape(len(ids), -1)[:, :count])
 
         return draw
+
+
+def generator(draw: Draw) -> np.random.Generator:
+    """The generator of one message, from its draw."""
+    return np.random.default_rng(draw(8)[0].to(torch.int64).numpy() & 0xFFFF)
 
 
 def _runs(clients: Sequence[int]) -> list[tuple[int, int]]:

@@ -69,9 +69,9 @@ class RoundingLink(CountingLink):
         super().__init__(ledger)
         self.seed = seed
 
-    def noise(self, who: Clients) -> RoundingNoise:
-        """The draws of the present step."""
-        return RoundingNoise(self.seed, *who.place)
+    def noise(self, kind: str, codec: Codec, who: Clients, ids: Sequence[int] | None) -> Draw | None:
+        """The draw of the present step for a message to or from each of these; None: for one broadcast."""
+        return RoundingNoise(self.seed, *who.place).of(kind, ids, always=codec.draws)
 
 
 class SimulatedLink(RoundingLink):
@@ -81,16 +81,17 @@ class SimulatedLink(RoundingLink):
         values = Known(x) if isinstance(x, Tensor) else x
         codec = codec.at(who.place[0])
         # to the nearest grid point: what comes next is not linear, so being right on average would not help
-        if codec.varies:
-            return Known(self._sent("up", kind, values.whole(), codec, who, None), values.spans)
+        if codec.varies or codec.draws:
+            draw = self.noise(kind, codec, who, who.ids) if codec.draws else None
+            return Known(self._sent("up", kind, values.whole(), codec, who, draw), values.spans)
         self.count("up", kind, sizes(codec, values.shape, who), who.ids)
         return values if codec.exact else Mapped(values, codec.through)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        return self._sent("down", kind, x, codec, who, self.noise(who).of(kind, who.ids))
+        return self._sent("down", kind, x, codec, who, self.noise(kind, codec, who, who.ids))
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        return self._sent("down", kind, x, codec, who, self.noise(who).of(kind), broadcast=True)
+        return self._sent("down", kind, x, codec, who, self.noise(kind, codec, who, None), broadcast=True)
 
     def _sent(
         self,

@@ -65,9 +65,9 @@ class ServerLink(RoundingLink):
         return awaited
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        noise, sizes, decoded = self.noise(who), list[int](), list[Tensor]()
+        sizes, decoded = list[int](), list[Tensor]()
         for n, one in zip(who.ids, x, strict=True):
-            message, values = self._packed(kind, one, codec.at(who.place[0]), noise.of(kind, [n]))
+            message, values = self._packed(kind, one, codec.at(who.place[0]), self.noise(kind, codec, who, [n]))
             if message:
                 self._outbox.setdefault(n, []).append(message)
             sizes.append(len(message["data"]) if message else 0)
@@ -76,7 +76,7 @@ class ServerLink(RoundingLink):
         return torch.stack(decoded) if decoded else x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        message, values = self._packed(kind, x[0], codec.at(who.place[0]), self.noise(who).of(kind))
+        message, values = self._packed(kind, x[0], codec.at(who.place[0]), self.noise(kind, codec, who, None))
         if message:
             for n in who.ids:
                 self._outbox.setdefault(n, []).append(message)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config, from_toml
+from splitcast.base.rounding import Draw, RoundingNoise
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.data.augment import augmented, find_augment
 from splitcast.data.batches import draw_batch, in_turn, own_order
@@ -406,6 +407,13 @@ class Posted(Values):
         return shape_only(*self.shape)
 
 
+def _draw(kind: str, codec: Codec, who: Clients) -> Draw | None:
+    """For formats that choose at random what they send: as the simulator's twin of this site does."""
+    assert isinstance(who, SiteClients)
+    seed = who.site.config.train.seed if codec.draws else None
+    return RoundingNoise(seed, *who.place).of(kind, [who.site.client], always=True)
+
+
 class SiteLink:
     """The site's end of the line."""
 
@@ -415,7 +423,7 @@ class SiteLink:
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Posted:
         values = whole(x)
         if codec.bound(values.shape[1:]):
-            self.dialogue.send(pack(kind, values[0], codec.at(who.place[0])))
+            self.dialogue.send(pack(kind, values[0], codec.at(who.place[0]), _draw(kind, codec, who)))
         return Posted(self.dialogue, values.shape)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
