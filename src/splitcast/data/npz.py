@@ -39,6 +39,14 @@ def read_npz(path: Path, keys: Sequence[str], most_bytes: int = MOST_BYTES) -> d
         return {key: _array(path, key, archive, member) for key, member in members.items()}
 
 
+def stored_array(path: Path, key: str) -> NDArray[np.uint8]:
+    """One of the arrays of a stored dataset: images (n, C, H, W) or labels (n,), uint8, none of the sizes 0."""
+    found = read_npz(path, [key])[key]
+    if found.dtype != np.uint8 or found.ndim != (4 if key.endswith("x") else 1) or not found.size:
+        raise SplitcastError(f"{key}: {found.dtype} of shape {found.shape}; allowed are images or labels as uint8")
+    return found
+
+
 def names_in(path: Path) -> list[str]:
     """The names of the arrays in a .npz file."""
     with _opened(path) as archive:

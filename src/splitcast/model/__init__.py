@@ -13,6 +13,7 @@ from splitcast.base.registry import Registry
 from splitcast.base.seeds import torch_seed
 from splitcast.data.datasets import LAST_LABEL
 from splitcast.model.cnn import paper_cnn, small_cnn
+from splitcast.model.gpt import small_gpt
 from splitcast.model.hub import from_timm, from_transformers
 from splitcast.model.lora import add_lora
 from splitcast.model.norm import set_batch_norm
@@ -30,7 +31,7 @@ MOST_VALUES, MOST_CLASSES = 2**26, LAST_LABEL + 1
 ARCHITECTURES = Registry[Builder](
     "arch",
     takes=2,
-    entries={"cnn": paper_cnn, "cnn-small": small_cnn, "resnet18": resnet18},
+    entries={"cnn": paper_cnn, "cnn-small": small_cnn, "resnet18": resnet18, "gpt-small": small_gpt},
     forms=("hf:CONFIG.json", "timm:NAME"),
 )
 

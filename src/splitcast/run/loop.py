@@ -243,7 +243,7 @@ def fitted(dataset: Dataset, task: Task, model: SplitModel) -> Dataset:
 
 def load_data(config: Config) -> Dataset:
     """The data a configuration names."""
-    return data.load(config.data, task=config.model.task)
+    return data.load(config.data, task=config.model.task, arch=config.model.arch)
 
 
 def with_clients(config: Config, dataset: Dataset) -> Config:

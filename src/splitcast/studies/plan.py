@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
@@ -133,13 +134,13 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
     """The scenario a configuration describes; data of your own are loaded for the shape of a sample."""
     if config.data.dataset in SHAPES:
-        shape, known_classes = SHAPES[config.data.dataset]
+        (shape, known_classes), dtype = SHAPES[config.data.dataset], torch.float32
     else:
         found = load_data(config)
         config = with_clients(config, found)
-        shape, known_classes = tuple(found.test_x.shape[1:]), found.classes
+        shape, known_classes, dtype = tuple(found.test_x.shape[1:]), found.classes, found.test_x.dtype
     classes = known_classes if classes is None else classes
-    model = model or make_model(config, shape, classes)
+    model = model or make_model(config, shape, classes, dtype)
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 

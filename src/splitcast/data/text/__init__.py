@@ -1,0 +1,8 @@
+"""Texts: documents, tokens, and the sequences that are learned from.
+
+packages.py   texts and a model by package name, for `splitcast data get`
+corpus.py     documents out of files and folders
+tokens.py     tokenizers, and documents as tokens
+sequences.py  documents as a data set
+gguf.py       a model file as configuration, weights and tokenizer
+"""
