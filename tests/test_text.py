@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import math
 import sys
 import tarfile
 import zipfile
@@ -25,7 +26,11 @@ from splitcast.data.text.packages import TEXTS, TextRecipe, lines
 from splitcast.data.text.sequences import whole
 from splitcast.data.text.tokens import Bytes, FromFile, find_tokenizer, tokens_of
 from splitcast.deploy.samples import server_dataset, site_rows
+from splitcast.model.split import SplitModel
 from splitcast.run.loop import make_parts, with_clients
+from splitcast.run.writing import written
+from splitcast.studies.report import write_report
+from splitcast.studies.report.document import samples_document
 from test_datasets import client, quiet, tar_gz
 from test_sources import photos, refused
 
@@ -394,3 +399,74 @@ def test_a_site_reads_its_own_texts(tmp_path):
     assert (x.shape, y.shape) == ((9, 4), (9, 4))
     tested = server_dataset(f"{tmp_path}/books", config)
     assert tested.classes == 258 and torch.equal(tested.test_x, x)
+
+
+# What models write
+
+
+class Successor(torch.nn.Module):
+    """Says that after token t comes t + 1, for sure."""
+
+    def __init__(self, tokens, length=None):
+        super().__init__()
+        self.sure, self.length = torch.nn.Parameter(torch.eye(tokens).roll(1, 1) * 100), length
+
+    def forward(self, x):
+        assert self.length in (None, x.shape[1])
+        return self.sure[x]
+
+
+@pytest.mark.parametrize("length", [None, 8])
+def test_a_model_goes_on_from_what_is_given(length):
+    model = SplitModel([Successor(20, length), torch.nn.Identity()], (8,), dtype=torch.int64)
+    rows = torch.tensor([[3, 4, 9, 9, 9, 9, 9, 9], [17, 18, 9, 9, 9, 9, 9, 9]])
+    out = written(model, [model.initial()], rows, given=2, length=5, seed=0)
+    assert out.tolist() == [[5, 6, 7, 8, 9], [19, 0, 1, 2, 3]]
+    back = {name: p.flip(1).roll(1, 1).T.contiguous().T for name, p in model.initial().items()}
+    other = written(model, [model.initial(), back], rows, given=2, length=1, seed=0)
+    assert other[0].tolist() == [5] and other[1].tolist() == [int(back["0.sure"][18].argmax())] != [19]
+
+
+def test_tokens_are_drawn_as_the_model_says():
+    class Even(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.logits = torch.nn.Parameter(torch.tensor([0.0, 0.7 * math.log(3.0), -1e9]))
+
+        def forward(self, x):
+            return self.logits.expand(*x.shape, 3)
+
+    model = SplitModel([Even(), torch.nn.Identity()], (51,), dtype=torch.int64)
+    out = written(model, [model.initial()], torch.zeros(200, 51, dtype=torch.int64), given=1, length=50, seed=1)
+    assert out.max() == 1  # the last is impossible
+    assert abs(float(out.float().mean()) - 0.75) < 0.02  # exp(0.7 log 3 / 0.7) = 3 to 1; 10,000 draws: 0.0043
+
+
+def letters_of(name):
+    return [f'{name} said "<b>yes</b></script>" & went home. ' * 12, f"{name} came back to the house by the sea. " * 12]
+
+
+def test_the_report_shows_what_was_written_and_nothing_of_it_is_markup(tmp_path):
+    documents = [{"who": name, "text": text} for name in ("ann", "<i>bob</i>") for text in letters_of(name)]
+    (tmp_path / "two.jsonl").write_bytes(lines(documents))
+    base = with_values(Config(), dataset=str(tmp_path / "two.jsonl"), partition="by:who", task="next-token")
+    config = with_values(
+        base, arch="gpt-small", sequence_length=24, scheme="psl", rounds=2, batch=2, eval_every=2, checkpoint_every=1
+    )
+    result = train(config, tmp_path / "run")
+    found = result.summary["samples"]
+    assert [sample["client"] for sample in found] == ["<i>bob</i>", "ann"]
+    for sample, name in zip(found, ("<i>bob</i>", "ann"), strict=True):
+        both = sample["opening"] + sample["text"]
+        assert len(both) == 24 and any(both in text for text in letters_of(name))
+        assert len(sample["before"].encode()) and sample["before"] != sample["after"]
+    page = write_report([tmp_path / "run"]).read_text()
+    assert "<b>yes" not in page and "<i>bob" not in page and page.count("</script>") == 3
+    assert json.loads(page.split('id="data">')[1].split("</script>")[0])["runs"][0]["samples"] == found
+    assert train(with_values(config, text_samples=0)).summary.get("samples") is None
+
+
+def test_samples_of_a_summary_that_anybody_wrote():
+    good = dict.fromkeys(("client", "opening", "text", "before", "after"), "x")
+    assert samples_document([good, 3, {"client": "x"}, good | {"after": 1}, good | {"text": "x" * 10**6}]) == [good]
+    assert samples_document("x") == samples_document(None) == []

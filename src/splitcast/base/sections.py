@@ -349,6 +349,8 @@ class TrainConfig:
     eval_clients: CountOrNone = 0
     """With every test, also test each client's model (its own half, where halves differ) on up to so many of its own
     training rows: mean, worst and spread (standard deviation) over the clients are recorded. 0: no."""
+    text_samples: CountOrNone = 4
+    """Of texts: so many clients whose model goes on writing from an opening, before and after, in the report."""
     stop_at: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """End the run at the first test that is as good as this: an accuracy of 0.94, or what else the task is judged by,
     such as a perplexity of 2.9. 0: after all rounds."""

@@ -23,6 +23,7 @@ Role = Literal[
     "pool",
     "order",
     "rotation",
+    "writing",
 ]
 _ROLES: tuple[Role, ...] = (
     "data",
@@ -38,6 +39,7 @@ _ROLES: tuple[Role, ...] = (
     "pool",
     "order",
     "rotation",
+    "writing",
 )
 
 

@@ -20,6 +20,7 @@ from splitcast.bench import Row as BenchRow
 from splitcast.bench.rows import heard_by
 from splitcast.cli.options import CompareOptions, Output
 from splitcast.cli.progress import Bars
+from splitcast.data.loading import kind_of
 from splitcast.model.split import SplitModel
 from splitcast.run.headline import headline
 from splitcast.run.loop import OnRound, train
@@ -37,6 +38,7 @@ class Watch(Bars):
         return self._watched(self.add(name, config.train.rounds), config, before)
 
     def _watched(self, task: TaskID, config: Config, before: Sequence[RoundRecord]) -> OnRound:
+        tokens = tokens_per_client(config)
         started, seen, sent, clock, value = time.perf_counter(), 0, 0, 0.0, ""
 
         def show(record: RoundRecord) -> None:
@@ -50,7 +52,8 @@ class Watch(Bars):
             if record.tests():
                 value = _told(headline(config, [record]), record)
             speed = seen / (time.perf_counter() - started)
-            self.move(task, record.round, f"{value:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {speed:4.1f}/s")
+            pace = f"{tokens * record.clients * speed:,.0f} tokens/s" if tokens else f"{speed:4.1f}/s"
+            self.move(task, record.round, f"{value:>7} {sent / 1e6:7.1f} MB {clock:7.1f} s in the cell {pace}")
 
         return show
 
@@ -96,6 +99,13 @@ def run_training(config: Config, out: Path | None, resume: Path | None, track: S
         print(json.dumps(summary | {"folder": str(folder)}))
     else:
         print(line_of(summary, f"{summary['latency_s']:.1f} s simulated", folder))
+
+
+def tokens_per_client(config: Config) -> int:
+    """Of a client's batches of texts in a round; 0 of other data."""
+    if kind_of(config.data.dataset) != "text":
+        return 0
+    return config.train.batch * config.train.local_steps * config.data.sequence_length
 
 
 def line_of(summary: Mapping[str, Any], seconds: str, folder: Path) -> str:

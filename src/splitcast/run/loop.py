@@ -30,6 +30,7 @@ from splitcast.engine.engine import Engine, RoundReport
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model, split
 from splitcast.model.split import Blocks, SplitModel
+from splitcast.run import writing
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme, placed
@@ -167,6 +168,8 @@ def _train(
             on_round(records[-1])
     summary = summarise(config, records, time.perf_counter() - started, judged)
     summary |= {"own": own} if own else {}
+    if written := writing.samples(config, engine, dataset):
+        summary["samples"] = written
     if folder:
         folder.finish(summary)
     return Result(records, summary, engine)

@@ -34,6 +34,8 @@ class Writing:
     tokenizer: Tokenizer
     clients: tuple[str, ...] = ()
     """Names of the natural clients, by their numbers; empty without."""
+    owners: Tensor | None = None
+    """To which of them each test row belongs, (m,)."""
 
 
 def text_dataset(
@@ -56,7 +58,7 @@ def text_dataset(
         asked.dataset,
         {by: strata[~test]} if by else {},
         labels,
-        Writing(tokenizer, names),
+        Writing(tokenizer, names, strata[test] if by else None),
     )
 
 

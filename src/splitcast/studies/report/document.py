@@ -121,6 +121,7 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
         "recorded_command": summary.get("command"),
         "command": train_command(run.config),
         "own": summary.get("own", []),
+        "samples": samples_document(summary.get("samples")),
     }
 
 
@@ -133,6 +134,14 @@ def outcome(run: Run, judged: Measure) -> dict[str, Any]:
         "columns": columns(run.rounds),
         "kinds": bytes_per_kind(run.rounds),
     }
+
+
+def samples_document(found: Any) -> list[dict[str, str]]:
+    """What models wrote, as far as a summary, which may be anybody's, has it in that form."""
+    parts = ("client", "opening", "text", "before", "after")
+    rows = [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    kept = [{part: said for part in parts if isinstance(said := row.get(part), str)} for row in rows[:100]]
+    return [row for row in kept if len(row) == len(parts) and all(len(said) < 10_000 for said in row.values())]
 
 
 def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:

@@ -462,6 +462,16 @@ function drawTable() {
   ]));
 }
 
+function drawSamples() {
+  const runs = shown().filter(({ run }) => run.samples.length);
+  byId("samples").hidden = !runs.length;
+  byId("written").replaceChildren(...runs.flatMap(({ run }) => [
+    data.runs.length > 1 ? el("h3", {}, run.name) : "",
+    ...run.samples.map((sample) => el("dl", { class: "sample" }, el("dt", {}, sample.client), el("dd", { class: "opening" }, sample.opening),
+      ...[["as written", "text"], ["before", "before"], ["after", "after"]].flatMap(([label, key]) => [el("dt", {}, label), el("dd", {}, sample[key])]))),
+  ]));
+}
+
 /* ---- configuration and commands: drawn once ---- */
 
 const text = (value) => (Array.isArray(value) ? value.map(text).join(", ") || "–" : value === "" ? "–" : String(value));
@@ -533,6 +543,7 @@ function draw() {
   drawControls();
   drawCards();
   drawTable();
+  drawSamples();
   Object.keys(LINES).forEach(drawLines);
   drawCuts();
   drawBytes();
