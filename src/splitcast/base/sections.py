@@ -146,8 +146,9 @@ class ModelConfig:
     """What is trained."""
 
     arch: Text = "cnn"
-    """cnn (the paper's), cnn-small, resnet18, gpt-small (for texts); hf:CONFIG.json (of transformers, fresh weights),
-    timm:NAME; or module:function building your model from (input_shape, classes)."""
+    """cnn (the paper's), cnn-small, resnet18; for texts gpt-small, smollm2 (`splitcast data get smollm2`); of
+    transformers hf:FOLDER (with its weights), hf:CONFIG.json (fresh weights); timm:NAME; or module:function building
+    your model from (input_shape, classes)."""
     batch_norm: Text = "local"
     """BatchNorm: local (each client's own batch), frozen (running statistics used and kept), group (GroupNorm)."""
     task: Text = "classification"

@@ -12,11 +12,13 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import torch_seed
 from splitcast.data.datasets import LAST_LABEL
+from splitcast.data.text.packages import MODELS
 from splitcast.model.cnn import paper_cnn, small_cnn
 from splitcast.model.gpt import small_gpt
 from splitcast.model.hub import from_timm, from_transformers
 from splitcast.model.lora import add_lora
 from splitcast.model.norm import set_batch_norm
+from splitcast.model.pretrained import is_pretrained, pretrained
 from splitcast.model.resnet import resnet18
 from splitcast.model.split import Blocks, SplitModel
 from splitcast.model.transformer import is_transformer
@@ -32,7 +34,7 @@ ARCHITECTURES = Registry[Builder](
     "arch",
     takes=2,
     entries={"cnn": paper_cnn, "cnn-small": small_cnn, "resnet18": resnet18, "gpt-small": small_gpt},
-    forms=("hf:CONFIG.json", "timm:NAME"),
+    forms=(*MODELS, "hf:FOLDER", "hf:CONFIG.json", "timm:NAME"),
 )
 
 
@@ -114,6 +116,8 @@ def _made(
 ) -> tuple[Blocks | SplitModel, Tensor]:
     kind, _, name = arch.partition(":")
     example = torch.zeros(1, *input_shape, dtype=torch.float32 if dtype.is_floating_point else dtype)
+    if arch not in ARCHITECTURES and is_pretrained(arch):
+        return pretrained(arch, input_shape, classes, task)
     if arch not in ARCHITECTURES and kind == "hf":
         return from_transformers(name, input_shape, classes, task)
     if arch not in ARCHITECTURES and kind == "timm":

@@ -29,7 +29,7 @@ def from_transformers(file: str, input_shape: Sequence[int], classes: int, task:
     The head is the task's; channels, image size and labels are those of the data.
     """
     field = f"arch: hf:{file}"
-    _needed("transformers", "hf", "pip install 'splitcast[models]'")
+    needed("transformers", "hf:", "pip install 'splitcast[models]'")
     automatic = imported("arch", "transformers:AutoConfig", takes=0)
     values = _read(Path(file), field)
     kind = values.get("model_type")
@@ -58,7 +58,7 @@ def from_transformers(file: str, input_shape: Sequence[int], classes: int, task:
 
 def from_timm(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
     """A model of timm."""
-    _needed("timm", "timm", "install timm and a torchvision that fits your torch")
+    needed("timm", "timm:", "install timm and a torchvision that fits your torch")
     create = imported("arch", "timm:create_model", takes=1)
     try:
         made: nn.Module = create(name, pretrained=False, num_classes=classes, in_chans=input_shape[0])
@@ -68,9 +68,10 @@ def from_timm(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
     return made
 
 
-def _needed(package: str, prefix: str, remedy: str) -> None:
+def needed(package: str, arch: str, remedy: str) -> None:
+    """Refuse a model whose library is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise SplitcastError(f"arch: {prefix}: needs {package}, which is not installed; {remedy}")
+        raise SplitcastError(f"arch: {arch} needs {package}, which is not installed; {remedy}")
 
 
 def _read(file: Path, field: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from splitcast.data import Dataset
 from splitcast.data.text.tokens import Tokenizer
 from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import Simulator
-from splitcast.engine.state import State
 from splitcast.model.split import Params, SplitModel
 
 OPENING, WRITTEN = 60, 120
@@ -36,9 +35,9 @@ def samples(config: Config, engine: Engine, dataset: Dataset) -> list[dict[str, 
     sizes = [_sizes(writing.tokenizer, row) for row in tokens]
     given, length = (max(size) for size in zip(*sizes, strict=True))
     seed = torch_seed(config.train.seed, "writing")
-    start = State.start(engine.initial(), engine.state.placement).averaged(engine.weights)
-    mine = [_own(engine, n) for n in rows] if engine.state.client.stacked else [engine.state.averaged(engine.weights)]
-    before, after = (written(engine.model, each, tokens, given, length, seed) for each in ([start], mine))
+    one = torch.ones_like(engine.weights[:1])
+    models = [engine.initial().everything()], [engine.state.of(n).averaged(one) for n in rows]
+    before, after = (written(engine.model, each, tokens, given, length, seed) for each in models)
 
     def text(ids: Tensor) -> str:
         end = (ids == writing.tokenizer.end).nonzero() if writing.tokenizer.end is not None else ids[:0]
@@ -97,12 +96,6 @@ def _grows(model: SplitModel, params: Params, row: Tensor, given: int) -> bool:
         return False
     full = model.forward(params, row, 0, model.depth)[:, :given]
     return short.shape == full.shape and torch.allclose(short, full, rtol=1e-3, atol=1e-3)
-
-
-def _own(engine: Simulator, client: int) -> Params:
-    state = engine.state
-    half = state.client.take(slice(client, client + 1))
-    return State(state.placement, half, state.server).averaged(torch.ones_like(engine.weights[:1]))
 
 
 def _sizes(tokenizer: Tokenizer, row: Tensor) -> tuple[int, int]:
