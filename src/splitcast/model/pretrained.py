@@ -1,8 +1,9 @@
 """Models of transformers with their weights: out of a folder, or one that `splitcast data get` has got.
 
-Weights are read as safetensors, which hold numbers and nothing that is run; code that a model brings along stays unread.
+Weights are read as safetensors, which hold numbers and nothing that is run; code that a model brings stays unread.
 """
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,8 +56,7 @@ def pretrained(arch: str, input_shape: Sequence[int], classes: int, task: str) -
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Within, transformers neither draws bars nor warns."""
-    from transformers.utils import logging
-
+    logging = importlib.import_module("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

@@ -33,7 +33,7 @@ def samples(config: Config, engine: Engine, dataset: Dataset) -> list[dict[str, 
         return []
     tokens = dataset.test_x[list(rows.values())]
     sizes = [_sizes(writing.tokenizer, row) for row in tokens]
-    given, length = (max(size) for size in zip(*sizes, strict=True))
+    given, length = (min(size) for size in zip(*sizes, strict=True))
     seed = torch_seed(config.train.seed, "writing")
     one = torch.ones_like(engine.weights[:1])
     models = [engine.initial().everything()], [engine.state.of(n).averaged(one) for n in rows]
