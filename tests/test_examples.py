@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from waiting import PATIENCE_S
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "own_scheme": ["own_scheme:QuarterScheme: ", "sfl: "],
@@ -26,7 +28,12 @@ def test_an_example_runs(name, tmp_path):
         pytest.importorskip(NEEDS[name])
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "2"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     for words in SAYS[name]:

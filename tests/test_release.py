@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from waiting import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TINY = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "4", "--quiet"]
@@ -32,7 +34,12 @@ def core_distributions() -> dict[str, object]:
 
 def run(command, where, **environment):
     done = subprocess.run(
-        [sys.executable, *command], cwd=where, env=os.environ | environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *command],
+        cwd=where,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
