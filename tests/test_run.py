@@ -1,11 +1,10 @@
 """Run folders: resume bit-exactly, lose nothing, refuse what is broken."""
 
 import json
+import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -20,7 +19,6 @@ from splitcast.model.split import SplitModel
 from splitcast.run.loop import make_simulator, train
 from splitcast.run.records import RunFolder
 from splitcast.run.verify import verify
-from waiting import wait_for
 
 QUICK = Config(
     data=DataConfig(clients=4, partition="dirichlet", sizes="unequal"),
@@ -85,30 +83,35 @@ def test_models_with_dropout_layers_resume_bit_exactly(tmp_path):
     assert unchained(folder) == unchained(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_resume_after_kill_9_at_a_random_moment(tmp_path):
-    config = with_values(QUICK, rounds=300, checkpoint_every=20, eval_every=50)
+def trained_in_a_child(config, folder):
+    """A process of its own that trains, from wherever the folder stands."""
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            train(config, folder, resume=(folder / "config.toml").exists())
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_resume_after_kill_9_at_random_moments(tmp_path):
+    config = with_values(QUICK, rounds=60, checkpoint_every=7, eval_every=20)
+    started = time.monotonic()
     train(config, tmp_path / "whole")
-    victim = tmp_path / "victim"
-    config_file = tmp_path / "config.toml"
-    config_file.write_bytes((tmp_path / "whole" / "config.toml").read_bytes())
-    command = [sys.executable, "-m", "splitcast", "train", "--quiet"]
-    start = [*command, "--config", str(config_file), "--out", str(victim)]
-    chance = random.Random()
-    kills = 0
-    for _ in range(3):
-        process = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        wait_for(lambda p=process: (victim / "rounds.jsonl").exists() or p.poll() is not None, 0.01)
-        time.sleep(chance.uniform(0, 2))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        start = [*command, "--resume", str(victim)]
-    subprocess.run(start, check=True, stdout=subprocess.DEVNULL)
-    assert kills > 0
-    assert unchained(victim) == unchained(tmp_path / "whole")
-    assert verify(victim) == []
+    span, codes = time.monotonic() - started, []
+    for _ in range(10):
+        child = trained_in_a_child(config, tmp_path / "victim")
+        time.sleep(random.uniform(0, span))
+        os.kill(child, signal.SIGKILL)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    last = trained_in_a_child(config, tmp_path / "victim")
+    assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
+    assert -signal.SIGKILL in codes and set(codes) <= {0, -signal.SIGKILL}
+    assert unchained(tmp_path / "victim") == unchained(tmp_path / "whole")
+    assert verify(tmp_path / "victim") == []
 
 
 def test_resume_without_a_checkpoint_starts_over(tmp_path):

@@ -96,9 +96,9 @@ def test_runs_equal_single_trainings_and_a_failure_is_a_row(tmp_path):
 
 def test_a_killed_sweep_ends_with_the_same_table(tmp_path, capsys):
     """kill -9 twice, at different times; nobody trains on behind its back."""
-    over = ["--over", "scheme=sfl,sfl-ga", "seed=0..1", "--rounds", "60", "--checkpoint-every", "5", *FLAGS]
+    over = ["--over", "scheme=sfl,sfl-ga", "seed=0..1", "--rounds", "30", "--checkpoint-every", "5", *FLAGS]
     command = [sys.executable, "-m", "splitcast", "sweep", *over, "--out", tmp_path / "killed", "--quiet"]
-    for least in (10, 70):
+    for least in (5, 35):
         running = subprocess.Popen([*map(str, command)], stdout=subprocess.DEVNULL)
         wait_for(lambda n=least, p=running: _rounds(tmp_path / "killed") >= n or p.poll() is not None, 0.05)
         os.kill(running.pid, signal.SIGKILL)
