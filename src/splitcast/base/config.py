@@ -14,6 +14,7 @@ from splitcast.base.sections import (
     CpslConfig,
     CseFslConfig,
     DataConfig,
+    DefenceConfig,
     EpslConfig,
     FslSageConfig,
     HeadsConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "CpslConfig",
     "CseFslConfig",
     "DataConfig",
+    "DefenceConfig",
     "EpslConfig",
     "FslSageConfig",
     "HeadsConfig",
@@ -91,6 +93,7 @@ class Config:
     cse_fsl: CseFslConfig = field(default_factory=CseFslConfig)
     fsl_sage: FslSageConfig = field(default_factory=FslSageConfig)
     ampere: AmpereConfig = field(default_factory=AmpereConfig)
+    defence: DefenceConfig = field(default_factory=DefenceConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
@@ -111,9 +114,10 @@ SCHEME_SECTIONS = (
     "cse-fsl",
     "fsl-sage",
     "ampere",
+    "defence",
 )
 """Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
-NEVER_BARE = ("lora",)
+NEVER_BARE = ("lora", "defence")
 """Their keys are known by no other name: another section has a key of the same name."""
 
 

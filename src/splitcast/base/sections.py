@@ -317,6 +317,20 @@ class SflReplayConfig:
 
 
 @section
+class DefenceConfig:
+    """What clients do to their smashed data before they send them; nothing by default."""
+
+    clip: NonNegative = 0.0
+    """Greatest norm of a sample's smashed data; 0: no limit."""
+    noise: NonNegative = 0.0
+    """Standard deviation of Gaussian noise on every value of the smashed data."""
+    drop: Probability = 0.0
+    """Share of the channels that is never sent, drawn once."""
+    nopeek: NonNegative = 0.0
+    """Weight of the distance correlation between samples and smashed data in the loss of the client half (NoPeek)."""
+
+
+@section
 class TrainConfig:
     """The optimisation."""
 

@@ -24,6 +24,7 @@ Role = Literal[
     "order",
     "rotation",
     "writing",
+    "defence",
 ]
 _ROLES: tuple[Role, ...] = (
     "data",
@@ -40,6 +41,7 @@ _ROLES: tuple[Role, ...] = (
     "order",
     "rotation",
     "writing",
+    "defence",
 )
 
 

@@ -20,6 +20,7 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.renames import moved_flag
 from splitcast.cli.options import (
     FLAGS,
+    AttackOptions,
     BenchOptions,
     CompareOptions,
     CompletionOptions,
@@ -50,6 +51,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   reproduce draw the paper's figures anew and judge its claims (splitcast reproduce all --quick)
   report    one self-contained HTML page about one or several runs
   watch     the same page, live while runs go on (splitcast watch runs/sweep)
+  attack    what the server can reconstruct of a client's samples (splitcast attack RUN)
   verify    whether run folders are whole and unedited (splitcast verify RUN...)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
@@ -130,6 +132,12 @@ def watch(options: WatchOptions) -> None:
     from splitcast.cli.show_watch import run_watch
 
     run_watch(options)
+
+
+def attack(options: AttackOptions) -> None:
+    from splitcast.cli.show_attack import run_attack
+
+    run_attack(options)
 
 
 def verify(options: VerifyOptions) -> None:
@@ -221,6 +229,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "reproduce": (ReproduceOptions, reproduce),
     "report": (ReportOptions, report),
     "watch": (WatchOptions, watch),
+    "attack": (AttackOptions, attack),
     "verify": (VerifyOptions, verify),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),

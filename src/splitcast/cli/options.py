@@ -184,6 +184,28 @@ class ReportOptions:
 
 
 @dataclass(frozen=True)
+class AttackOptions:
+    """Attack what a run sends: reconstruct a client's samples from its smashed data by every method there is, and
+    measure how close they come, beside what guessing gives. Writes attack.json and attack.png into the run folder."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Run folder."""
+    attacks: tuple[str, ...] = ()
+    """Only these: network, optimise, unsplit, pseudo, hijack, ... Default: all."""
+    samples: int = 64
+    """Samples of the victim."""
+    auxiliary: int = 2000
+    """Samples of the attacker's own, from the test set."""
+    client: int = 0
+    """The victim."""
+    quick: bool = False
+    """Small budgets: a look in a minute."""
+    trust: bool = False
+    """Also import the modules that the run names (own model, scheme): only for folders you trust."""
+    output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
 class VerifyOptions:
     """Whether run folders are as splitcast left them: prints every problem, and exits with 1 if there is any."""
 

@@ -13,6 +13,7 @@ from splitcast.engine.mixed import AnyState
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
+from splitcast.training.defence import Defence
 from splitcast.training.placement import Placement
 from splitcast.training.task import Task, measures_of
 
@@ -95,11 +96,27 @@ OUTPUT_VALUES = 2**24
 
 
 @torch.no_grad()
-def evaluate(model: SplitModel, params: Params, task: Task, x: Tensor, y: Tensor, batch: int = 50) -> dict[str, float]:
-    """The task's measures of a whole model."""
+def evaluate(
+    model: SplitModel,
+    params: Params,
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    batch: int = 50,
+    *,
+    guard: tuple[int, Defence] | None = None,
+) -> dict[str, float]:
+    """The task's measures of a whole model, behind a cut with a defence where there is one."""
+
+    def run(xs: Tensor) -> Tensor:
+        if guard is None:
+            return model.forward(params, xs, 0, model.depth)
+        cut, defence = guard
+        return model.forward(params, defence.guard(model.forward(params, xs, 0, cut)[None])[0], cut, model.depth)
+
     batch = max(1, min(batch, OUTPUT_VALUES // math.prod(model.smashed_shape(model.depth))))
     sums: Counter[str] = Counter()  # of numbers or tensors
     with model.evaluating():
         for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-            sums.update(task.metrics(model.forward(params, xs, 0, model.depth), ys))
+            sums.update(task.metrics(run(xs), ys))
     return measures_of(task, sums, len(y))

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from splitcast.base.errors import SplitcastError
 from splitcast.engine.values import chunked
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Values
+from splitcast.training.defence import Defence
 from splitcast.training.factored import Gradient
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import Pass
-from splitcast.training.placement import Placement, Segment, Side
+from splitcast.training.placement import Placed, Placement, Segment, Side
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task
 from splitcast.training.weights import Weights
@@ -32,10 +34,22 @@ class Kit:
     task: Task
     optimiser: Optimiser
     runtime: Runtime
+    defence: Defence | None = None
 
     def one_copy(self, placement: Placement, side: Side, steps: int) -> bool:
         """Whether one copy of a side's weights, moved along the mean gradient, is the mean of copies of all clients."""
         return steps == 1 and self.optimiser.linear and not self.mixes(placement, side)
+
+    def guard(self, placement: Placed) -> tuple[int, Defence] | None:
+        """The cut behind which smashed data are defended, and how; refused where nothing is sent."""
+        if self.defence is None:
+            return None
+        if len(placement.kinds) > 1:
+            raise SplitcastError("defence: needs one cut for all clients")
+        first = placement.segments[0]
+        if first.stop >= self.model.depth:
+            raise SplitcastError("defence: needs a scheme that sends smashed data; this one keeps the whole model")
+        return first.stop, self.defence
 
     def mixes(self, placement: Placement, side: Side) -> bool:
         """Whether blocks of a side make a sample depend on others of its batch: then each client runs a copy."""
@@ -75,6 +89,7 @@ class Sent(Values):
         shape = party.kit.model.smashed_shape(self.segment.stop)
         super().__init__(party.group.spans, (*self.x.shape[:2], *shape))
         self.ids, self.again = list(party.group.ids), False
+        self.guarded = party.guarding(self.segment)
         self.kept: dict[int, Pass] = {}
         self.rng_states: dict[int, Tensor] = {}
 
@@ -146,6 +161,8 @@ class LocalParty:
         for k, span in enumerate(self.group.spans):
             run = sent.graph(k)
             back = received[span] if len(received) > 1 else received
+            if sent.guarded and sent.guarded.nopeek:
+                back = back + sent.guarded.pull(run.x, run.output)
             if shares is not None:
                 back = back * _column(shares[span], back)
             grad = run.backward(back.expand_as(run.output), self.kit.optimiser, scale, self.carried[k])
@@ -269,7 +286,15 @@ class LocalParty:
         if segment.start > 0:
             values = values.detach().requires_grad_()
         rows, runtime = self.group.spans[k], self.kit.runtime
-        return Pass(self.kit.model, segment, self.weights, rows, values, runtime, again=again, plain=plain)
+        made = Pass(self.kit.model, segment, self.weights, rows, values, runtime, again=again, plain=plain)
+        if defence := self.guarding(segment):
+            made.output = defence.guard(made.output)
+        return made
+
+    def guarding(self, segment: Segment) -> Defence | None:
+        """The defence, where a segment of the clients ends and another's begins."""
+        cut = segment.side == "client" and segment.stop < self.kit.model.depth
+        return self.kit.defence if cut else None
 
     def step(self) -> None:
         """Step along what all clients have contributed."""

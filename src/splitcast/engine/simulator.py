@@ -24,10 +24,11 @@ from splitcast.engine.links import CountingLink, SimulatedLink
 from splitcast.engine.mixed import AnyState, MixedState, start
 from splitcast.engine.party import Kit
 from splitcast.engine.state import State
-from splitcast.model.split import SplitModel
+from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme, placed
+from splitcast.training.defence import Defence
 from splitcast.training.differences import Differences
 from splitcast.training.factored import formed_values
 from splitcast.training.optimiser import make_optimiser
@@ -66,7 +67,8 @@ class Simulator:
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
         self.optimiser, self.server_optimiser = (make_optimiser(config.train, rate) for rate in self._scheme.rates)
-        self.kit = Kit(model, task, self.optimiser, self.runtime)
+        defence = Defence.of(config.defence, config.train.seed)
+        self.kit = Kit(model, task, self.optimiser, self.runtime, defence)
         self.server_kit = replace(self.kit, optimiser=self.server_optimiser)
         self.x, self.y = self._here(x), self._here(y)
         self.sizes = np.array([len(part) for part in parts])
@@ -82,6 +84,7 @@ class Simulator:
             raise SplitcastError("client_update: 'identical' needs layers that do not mix a batch, as BatchNorm does")
         if self.identical and config.train.clip_norm:
             raise SplitcastError("client_update: 'identical' has one gradient for all; leave clip_norm out")
+        self.kit.guard(placement)
         self.state: AnyState = start(self.initial(), placement)
         self.sample_bytes = saved_bytes(model)
         self.differences = Differences()
@@ -143,14 +146,19 @@ class Simulator:
         """The measures of the averaged model; of clients with models of their own (`Scheme.personal`) the mean."""
         x, y = self._here(x), self._here(y)
         if not self._scheme.personal:
-            return evaluate(self.model, self.state.averaged(self.weights), self.task, x, y)
+            return self._measures(self.state.averaged(self.weights), x, y)
         one, found = torch.ones_like(self.weights[:1]), list[dict[str, float]]()
         for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
             own = self.y[torch.from_numpy(self._rows[first : first + size]).to(self.runtime.device)]
             mine = torch.isin(y, own) if y.dim() == 1 and not y.is_floating_point() else torch.ones_like(y[:, 0]) > 0
             if mine.any():
-                found.append(evaluate(self.model, self.state.of(n).averaged(one), self.task, x[mine], y[mine]))
+                found.append(self._measures(self.state.of(n).averaged(one), x[mine], y[mine]))
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]} if found else {}
+
+    def _measures(self, params: Params, x: Tensor, y: Tensor) -> dict[str, float]:
+        with self.runtime.fork_rng():
+            torch.manual_seed(torch_seed(self.train.seed, "defence"))
+            return evaluate(self.model, params, self.task, x, y, guard=self.kit.guard(self.state.placement))
 
     def evaluate_clients(self, most: int) -> list[dict[str, float]]:
         """The measures of every client's model, with its own half where halves differ, on up to so many of its own
@@ -159,7 +167,7 @@ class Simulator:
         for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
             rows = torch.from_numpy(self._rows[first : first + min(size, most)]).to(self.runtime.device)
             mine = self.state.of(n).averaged(torch.ones_like(self.weights[:1]))
-            found.append(evaluate(self.model, mine, self.task, self.x[rows], self.y[rows]))
+            found.append(self._measures(mine, self.x[rows], self.y[rows]))
         return found
 
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:

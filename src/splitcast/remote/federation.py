@@ -28,6 +28,7 @@ from splitcast.remote.wire import integer
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme
+from splitcast.training.defence import Defence
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Fleet, Placed, Placement
 from splitcast.training.runtime import Runtime
@@ -58,10 +59,12 @@ class Federation:
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
         self.optimiser = make_optimiser(config.train, self._scheme.rates[1])
-        self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train))
+        defence = Defence.of(config.defence, config.train.seed)
+        self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train), defence)
         placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
         if isinstance(placement, Fleet):
             raise SplitcastError("cut: one for every client needs the simulator; sites have one for all")
+        self.kit.guard(placement)
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)
@@ -144,7 +147,9 @@ class Federation:
         except NoSites:
             return {}  # nobody to ask
         weights = self.state.client.everything() | self.state.server.everything()
-        return evaluate(self.model, weights, self.task, x, y)
+        with self.kit.runtime.fork_rng():
+            torch.manual_seed(torch_seed(self.train.seed, "defence"))
+            return evaluate(self.model, weights, self.task, x, y, guard=self.kit.guard(self.state.placement))
 
     def drift(self) -> float | None:
         return self.halves.drift()

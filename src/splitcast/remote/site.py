@@ -6,6 +6,7 @@ the program sends. How calls travel is none of its business: see `remote.flare`.
 """
 
 import inspect
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,7 @@ from splitcast.remote.wire import (
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Clients, Values
 from splitcast.schemes.schemes import make_scheme
+from splitcast.training.defence import Defence
 from splitcast.training.differences import Differences
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import Pass
@@ -109,6 +111,7 @@ class Site:
         """``rows`` gives x and y for (configuration, client number), ``store`` what keeps the weights of a run."""
         self._rows, self._make_store = rows, store
         self.busy = threading.Lock()
+        self.secret = secrets.randbits(62)
         self.last_call = 0
         self._dialogue: Dialogue | None = None
         self._answered: tuple[int, int, Answer] = (0, -1, {})
@@ -133,7 +136,7 @@ class Site:
         model = scheme.fitted(make_model(made, shape, classes, x.dtype))
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")
-        kit = Kit(model, task, optimiser, runtime)
+        kit = Kit(model, task, optimiser, runtime, Defence.of(made.defence, made.train.seed))
         like = Weights.start(model.initial(), optimiser, model.buffers(), model.frozen())
         placement, store = scheme.place(1, model.depth), self._make_store(run)
         self.leave()  # nothing is refused from here on, and so far nothing has changed
@@ -328,7 +331,10 @@ class SiteClients(LocalParty):
 
     def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False, plain: bool = False) -> Pass:
         place = (self.group.round, self.group.step, self.site.client, segment.start)
-        seed = torch_seed(self.site.config.train.seed, "layers", *place)
+        known = self.site.config.train.seed
+        if self.site.config.defence.noise:  # of which the server must not know the numbers
+            known = self.site.secret
+        seed = torch_seed(known, "layers", *place)
         with self.kit.runtime.fork_rng():
             torch.manual_seed(seed)
             return super().run(segment, k, values, again=again, plain=plain)

@@ -1,0 +1,67 @@
+"""`splitcast attack`: what came of attacks on a run, in the terminal."""
+
+import json
+from contextlib import nullcontext
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from splitcast.base.errors import SplitcastError, imports_allowed
+from splitcast.cli.options import AttackOptions
+from splitcast.studies.privacy.attack import FILE, PICTURE, Findings, Told, attack
+from splitcast.studies.privacy.networks import Progress as Steps
+from splitcast.studies.privacy.view import view
+
+
+def run_attack(options: AttackOptions) -> None:
+    """Attack, show, keep."""
+    for name in ("samples", "auxiliary"):
+        if not 2 <= getattr(options, name) <= 100_000:
+            raise SplitcastError(f"{name}: {getattr(options, name)}; choose 2..100000")
+    with nullcontext() if options.trust else imports_allowed([]):
+        small = options.quick
+        seen = view(
+            options.run, min(options.samples, 16 if small else options.samples), options.auxiliary, options.client
+        )
+    columns = (TextColumn("{task.description:28}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=options.output.silent) as bars:
+        found = attack(seen, options.attacks, quick=options.quick, told=_bars(bars))
+    found.save(options.run)
+    if options.output.json:
+        print(json.dumps(found.as_json()))
+    else:
+        print_findings(found, options)
+
+
+def _bars(bars: Progress) -> Told:
+    def begin(name: str) -> Steps:
+        task = bars.add_task(name, total=None)
+        return lambda done, all_: bars.update(task, completed=done, total=all_)
+
+    return begin
+
+
+def print_findings(found: Findings, options: AttackOptions) -> None:
+    """A table of attacks, labels, and one line that says what it means."""
+    console = Console()
+    if found.rows:
+        headings = ("attack", "client half", "steps", "MSE", "PSNR dB", "SSIM", "features", "recognised")
+        table = Table(
+            *headings, title=f"cut {found.cut}, {found.codec}: {found.samples} samples of client {options.client}"
+        )
+        for row in found.rows:
+            known = "known" if row.knows_half else "unknown"
+            numbers = (f"{row.mse:.4f}", f"{row.psnr:.1f}", f"{row.ssim:.3f}", f"{row.features:.2f}")
+            table.add_row(row.attack, known if row.steps else "", str(row.steps), *numbers, f"{row.recognised:.0%}")
+        console.print(table)
+        floor, worst = found.rows[0], found.worst
+        console.print(
+            f"strongest: {worst.attack}, SSIM {worst.ssim:.3f} (guessing the mean image: {floor.ssim:.3f}); "
+            f"distance correlation of samples and smashed data {found.correlation:.3f}",
+            highlight=False,
+        )
+    for name, share in found.labels.items():
+        console.print(f"labels or tokens, {name}: {share:.1%}", highlight=False)
+    kept = f"{options.run / FILE}" + (f", {options.run / PICTURE}" if found.rows else "")
+    console.print(f"kept: {kept}", highlight=False)

@@ -1,0 +1,133 @@
+"""What the attacker has: smashed data of a victim as the server decodes them, and what it may know beside them.
+
+The victim is one client of a run as it stood at its last checkpoint; the samples are its own. The attacker may have
+auxiliary samples of the same kind (here: half of the test set), the server half, and, where client halves are averaged
+by the server, the client half too. What it never has are the victim's samples; they only judge what it made.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splitcast.base.codec import Codec
+from splitcast.base.errors import SplitcastError
+from splitcast.engine.simulator import Simulator
+from splitcast.model.split import Params, SplitModel
+from splitcast.run.loop import fitted, load_data, make_parts, make_simulator, resolved, with_clients
+from splitcast.run.records import RunFolder
+from splitcast.training.defence import Defence
+from splitcast.training.task import Task
+
+
+@dataclass(frozen=True)
+class View:
+    """One victim, seen from the server."""
+
+    model: SplitModel
+    task: Task
+    cut: int
+    client: Params
+    """the victim's half"""
+    server: Params
+    codec: Codec
+    """of the smashed data"""
+    x: Tensor
+    """the victim's samples (M, *shape), for judging only"""
+    y: Tensor
+    smashed: Tensor
+    """what the server decoded of them (M, *d)"""
+    auxiliary: Tensor
+    """samples of the attacker's own (A, *shape)"""
+    auxiliary_y: Tensor
+    defence: Defence | None = None
+    averaged: bool = False
+    """whether the server averages client halves, and so knows them"""
+
+    @property
+    def span(self) -> float:
+        """Range of pixels in the attacker's samples."""
+        return float(self.auxiliary.max() - self.auxiliary.min()) or 1.0
+
+    def features(self, x: Tensor) -> Tensor:
+        """The victim's half on samples, without what it does to them before it sends; differentiable."""
+        return self.model.forward(self.client, x, 0, self.cut)
+
+    @torch.no_grad()
+    def send(self, x: Tensor) -> Tensor:
+        """Samples as the server would decode them, through defence and codec."""
+        return sent(self.features, self.defence, self.codec, x)
+
+
+def sent(features: Callable[[Tensor], Tensor], defence: Defence | None, codec: Codec, x: Tensor, b: int = 50) -> Tensor:
+    """Decoded smashed data of x (M, *shape), in messages of b samples."""
+    parts = []
+    for some in torch.split(x, b):
+        values = features(some)[None]
+        parts.append(codec.through(defence.guard(values) if defence else values)[0])
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def view(run: Path, samples: int, auxiliary: int, client: int = 0) -> View:
+    """What a finished or stopped run shows of one of its clients."""
+    folder = RunFolder(run)
+    config = resolved(folder.config())
+    if not folder.checkpoint_file.is_file():
+        raise SplitcastError(f"run: {run} has no checkpoint yet; train it first")
+    dataset = load_data(config)
+    config = with_clients(config, dataset)
+    engine = make_simulator(config, dataset)
+    stored = folder.restore(dataset.fingerprint())
+    engine.resume(stored.tensors, stored.about, stored.round)
+    dataset = fitted(dataset, engine.task, engine.model)
+    parts = make_parts(config, dataset)
+    if not 0 <= client < len(parts):
+        raise SplitcastError(f"client: {client}; choose 0..{len(parts) - 1}")
+    rows = torch.from_numpy(parts[client][:samples])
+    half = torch.arange(0, len(dataset.test_x), 2)[:auxiliary]
+    return of_engine(
+        engine,
+        dataset.train_x[rows],
+        dataset.train_y[rows],
+        dataset.test_x[half],
+        dataset.test_y[half],
+        client,
+        stored.round,
+    )
+
+
+@torch.no_grad()
+def of_engine(
+    engine: Simulator, x: Tensor, y: Tensor, auxiliary: Tensor, auxiliary_y: Tensor, client: int = 0, t: int = 1
+) -> View:
+    """What the server of a simulation sees of samples of one client's after round ``t``."""
+    state, scheme, model = engine.state, engine.scheme, engine.model
+    guard = engine.kit.guard(state.placement)
+    cut = state.placement.segments[0].stop
+    if cut >= model.depth:
+        raise SplitcastError(f"run: {scheme.name} sends no smashed data; there is nothing to attack")
+    mine = (state.client.one(client) if state.client.stacked else state.client).everything()
+    server = state.server.everything() | {k: v for k, v in mine.items() if int(k.split(".", 1)[0]) >= cut}
+    codec, defence = scheme.uplink.at(t), guard[1] if guard else None
+
+    def features(some: Tensor) -> Tensor:
+        return model.forward(mine, some, 0, cut)
+
+    return View(
+        model=model,
+        task=engine.task,
+        cut=cut,
+        client=mine,
+        server=server,
+        codec=codec,
+        x=x,
+        y=y,
+        smashed=sent(features, defence, codec, x),
+        auxiliary=auxiliary,
+        auxiliary_y=auxiliary_y,
+        defence=defence,
+        averaged=scheme.sync_every > 0,
+    )
