@@ -46,8 +46,9 @@ def ssim(x: Tensor, z: Tensor, span: float) -> Tensor:
     both = smooth(x * z) - mean_x * mean_z
     c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
     alike = (2 * mean_x * mean_z + c1) * (2 * both + c2)
-    similar: Tensor = alike / ((mean_x**2 + mean_z**2 + c1) * (var_x + var_z + c2))
-    return similar.flatten(1).mean(1)
+    similar = alike / ((mean_x**2 + mean_z**2 + c1) * (var_x + var_z + c2))
+    each: Tensor = similar.flatten(1).mean(1)
+    return each
 
 
 def feature_distance(x: Tensor, z: Tensor) -> Tensor:
