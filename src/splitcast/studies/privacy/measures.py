@@ -47,11 +47,11 @@ def ssim(x: Tensor, z: Tensor, span: float) -> Tensor:
     c1, c2 = (0.01 * span) ** 2, (0.03 * span) ** 2
     alike = (2 * mean_x * mean_z + c1) * (2 * both + c2)
     similar = alike / ((mean_x**2 + mean_z**2 + c1) * (var_x + var_z + c2))
-    each: Tensor = similar.flatten(1).mean(1)
-    return each
+    return similar.flatten(1).mean(1)
 
 
 def feature_distance(x: Tensor, z: Tensor) -> Tensor:
     """||x - z|| / ||x|| of features (M, *d), a number each (M,)."""
-    size = torch.linalg.vector_norm(x.flatten(1), dim=1).clamp(min=torch.finfo(x.dtype).tiny)
-    return torch.linalg.vector_norm((x - z).flatten(1), dim=1) / size
+    size: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1).clamp(min=torch.finfo(x.dtype).tiny)
+    apart: Tensor = torch.linalg.vector_norm((x - z).flatten(1), dim=1)
+    return apart / size
