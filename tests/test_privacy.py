@@ -346,3 +346,61 @@ def test_only_known_attacks():
     seen = seen_by_server(nn.Conv2d(1, 2, 3))
     with pytest.raises(SplitcastError, match="attacks: unknown 'x'"):
         attack(replace(seen), ["x"])
+
+
+# plans under measured privacy
+
+
+def findings(cut, codec, ssim, possible=True):
+    """What `splitcast attack` writes of a run, as far as plans read it."""
+    row = {"attack": "optimise", "ssim": ssim, "possible": possible}
+    return {"cut": cut, "codec": codec, "rows": [{"attack": "floor", "ssim": 0.9, "possible": True}, row]}
+
+
+def test_a_plan_keeps_to_what_attacks_allow(tmp_path, capsys):
+    file = tmp_path / "leakage.json"
+    file.write_text(json.dumps([findings(1, "fp32", 0.99), findings(2, "fp32", 0.2), findings(4, "fp32", 0.1)]))
+    words = ["plan", "--arch", "cnn-small", "--draws", "3", "--out", str(tmp_path), "--leakage", str(file)]
+    main([*words, "--json"])
+    made = json.loads(capsys.readouterr().out)
+    assert [row["allowed"] for row in made["cuts"]] == [False, True, False, True] and made["best_cut"] == 2
+    assert made["cuts"][0]["leak"] == "fp32 SSIM 0.990 by optimise is above 0.3"
+    assert made["cuts"][2]["leak"] == "fp32 was never attacked" and made["cuts"][1]["leak"] == ""
+    main(words)
+    assert "ruled out: cut 1, fp32 SSIM 0.990" in capsys.readouterr().out
+    main([*words, "--max-ssim", "1", "--json"])
+    assert json.loads(capsys.readouterr().out)["best_cut"] == 1
+    with pytest.raises(SystemExit):
+        main([*words, "--max-ssim", "0.05"])
+    assert "leakage: leaves no cut (cut 1: fp32 SSIM 0.990" in capsys.readouterr().err
+    config = with_values(SMALL, leakage=str(file))
+    with pytest.raises(SplitcastError, match="cut: 1 is ruled out by .*: fp32 SSIM 0.990 by optimise"):
+        train(config)
+    assert train(with_values(config, cut=2, rounds=1)).rounds[0].cut == 2
+    assert {r.cut for r in train(with_values(config, policy="greedy")).rounds} <= {2, 4}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", "[1]", '[{"cut": "1", "codec": "fp32", "rows": []}]', "[" * 5000])
+def test_a_damaged_file_of_leaks_is_one_line(tmp_path, content):
+    file = tmp_path / "leakage.json"
+    file.write_text(content)
+    with pytest.raises(SplitcastError, match="leakage: "):
+        train(with_values(SMALL, leakage=str(file)))
+
+
+def test_attacks_that_a_server_cannot_mount_do_not_count(tmp_path):
+    file = tmp_path / "leakage.json"
+    file.write_text(
+        json.dumps(
+            [
+                findings(1, "fp32", 0.99, possible=False)
+                | {
+                    "rows": [
+                        {"attack": "optimise", "ssim": 0.99, "possible": False},
+                        {"attack": "unsplit", "ssim": 0.1, "possible": True},
+                    ]
+                }
+            ]
+        )
+    )
+    assert train(with_values(SMALL, leakage=str(file), rounds=1)).rounds[0].cut == 1

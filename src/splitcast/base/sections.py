@@ -421,6 +421,11 @@ class NetworkConfig:
     """How bandwidth and server speed are shared: optimal, equal, or module:function of yours."""
     epsilon: NonNegative = 0.0
     """Privacy: a cut must keep log(1 + phi(v)/q) at or above this."""
+    leakage: Text = ""
+    """Privacy as measured: a file that `splitcast attack` or `reproduce privacy` wrote. A cut and uplink codec must
+    have been attacked, and the strongest attack must have stayed at or below `max_ssim`."""
+    max_ssim: Annotated[float, Field(ge=-1, le=1)] = 0.3
+    """Greatest structural similarity that an attack may reach, with `leakage`."""
     gamma: Numbers = ()
     """Gamma(phi(v)) for every cut, the convergence penalty of P1. Default: phi(v)/q."""
     gamma_weight: NonNegative = 1.0

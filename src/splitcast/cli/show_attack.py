@@ -51,11 +51,12 @@ def print_findings(found: Findings, options: AttackOptions) -> None:
             *headings, title=f"cut {found.cut}, {found.codec}: {found.samples} samples of client {options.client}"
         )
         for row in found.rows:
-            known = "known" if row.knows_half else "unknown"
+            known = "unknown" if not row.knows_half else "known" if row.possible else "(if known)"
             numbers = (f"{row.mse:.4f}", f"{row.psnr:.1f}", f"{row.ssim:.3f}", f"{row.features:.2f}")
             table.add_row(row.attack, known if row.steps else "", str(row.steps), *numbers, f"{row.recognised:.0%}")
         console.print(table)
-        floor, worst = found.rows[0], found.worst
+        floor = found.rows[0]
+        worst = found.worst if any(row.possible for row in found.rows[1:]) else floor
         console.print(
             f"strongest: {worst.attack}, SSIM {worst.ssim:.3f} (guessing the mean image: {floor.ssim:.3f}); "
             f"distance correlation of samples and smashed data {found.correlation:.3f}",

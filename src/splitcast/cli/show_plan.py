@@ -41,6 +41,7 @@ def run_plan(
         f"{net.allocation} shares, {net.workload} workload, "
         f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency",
         Columns(cut_tables(made, config)),
+        *(f"ruled out: cut {row.cut}, {row.leak}" for row in made.cuts if row.leak),
         title_of(made, config),
         Columns(client_tables(made)),
         f"figure: {out / 'gantt.png'}",

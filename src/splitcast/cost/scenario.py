@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from splitcast.cost.channel import Channel, channel
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime
+from splitcast.cost.leakage import read_leakage, ruled_out
 from splitcast.cost.privacy import legal, privacy
 from splitcast.cost.stages import WORKLOADS, Stage, Workload, fold, workload
 from splitcast.cost.varying import Course, Varying, background_load
@@ -119,9 +121,31 @@ class Scenario:
             t = int(np.flatnonzero(these)[0]) + 1
             yield these, [self.stages(placement, t) for placement in placements]
 
+    def leaking(self, placements: Sequence[Placement]) -> dict[int, str]:
+        """Cuts that measured privacy rules out, and why."""
+        net = self.config.network
+        if not net.leakage:
+            return {}
+        leaks = read_leakage(Path(net.leakage))
+        codecs = {placement.cut: self.scheme.at(placement).uplink.name for placement in placements}
+        why = {cut: ruled_out(leaks, cut, codec, net.max_ssim) for cut, codec in codecs.items()}
+        return {cut: f"{codecs[cut]} {reason}" for cut, reason in why.items() if reason}
+
+    def legal(self, placements: Sequence[Placement]) -> list[bool]:
+        """Which placements privacy allows, as modelled (epsilon) and as measured (leakage); one at least must be."""
+        out = self.leaking(placements)
+        kept = legal(self.model, placements, self.config.network.epsilon)
+        allowed = [good and placement.cut not in out for placement, good in zip(placements, kept, strict=True)]
+        if not any(allowed):
+            said = "; ".join(f"cut {cut}: {reason}" for cut, reason in out.items())
+            raise SplitcastError(f"leakage: leaves no cut ({said}); raise max_ssim, or measure other codecs")
+        return allowed
+
     def check(self, placement: Placed, rounds: int) -> None:
         """Refuse a cut that violates privacy and a trace that is too short, before anything is trained."""
         self.channel.at(rounds)
+        for cut, why in self.leaking(placement.kinds).items():
+            raise SplitcastError(f"cut: {cut} is ruled out by {self.config.network.leakage}: {why}")
         epsilon = self.config.network.epsilon
         for one in placement.kinds if epsilon else ():
             if privacy(self.model, one) < epsilon:

@@ -20,7 +20,7 @@ from splitcast.cost.channel import Rayleigh, fade, record
 from splitcast.cost.clock import round_seconds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.objective import gamma_per_cut, round_cost
-from splitcast.cost.privacy import client_fraction, legal
+from splitcast.cost.privacy import client_fraction
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
@@ -67,8 +67,8 @@ class CutCosts:
         net, model = scenario.config.network, scenario.model
         self.scenario, self.charge_moves = scenario, charge_moves
         self.cuts = tuple(placement.cut for placement in self.placements)
-        self.legal: NDArray[np.bool_] = np.array(legal(model, self.placements, net.epsilon))
-        """(C,): privacy log(1 + φ(v)/q) is at least ε"""
+        self.legal: NDArray[np.bool_] = np.array(scenario.legal(self.placements))
+        """(C,): allowed by privacy, modelled and measured (`Scenario.legal`)"""
         self._fraction = np.array([client_fraction(model, placement) for placement in self.placements])
         self.weighted_gamma = net.gamma_weight * gamma_per_cut(net.gamma, self._fraction.tolist())
 

@@ -18,7 +18,7 @@ from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import PARTS, RoundTime
 from splitcast.cost.objective import gamma_per_cut, round_cost
-from splitcast.cost.privacy import client_fraction, legal, privacy
+from splitcast.cost.privacy import client_fraction, privacy
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
@@ -44,7 +44,7 @@ class CutPlan:
     privacy: float
     """log(1 + phi(v)/q)"""
     allowed: bool
-    """privacy is at least epsilon"""
+    """privacy is at least epsilon, and no attack got further than it may"""
     up_bits: float
     down_bits: float
     """on the air, all clients"""
@@ -60,6 +60,8 @@ class CutPlan:
     gamma: float
     objective: float
     """w * gamma + latency"""
+    leak: str = ""
+    """why measured privacy rules it out"""
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,10 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     """Every cut, averaged over the first ``draws`` rounds."""
     model, net = scenario.model, scenario.config.network
     placements = scenario.placements()
-    cuts, allowed = [placement.cut for placement in placements], legal(model, placements, net.epsilon)
+    cuts, allowed = [placement.cut for placement in placements], scenario.legal(placements)
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]
+    leaking = scenario.leaking(placements)
     met = scenario.conditions(range(1, draws + 1))
     loads, seconds, parts, equal = (np.zeros((len(cuts), n)) for n in (len(LOADS), 1, len(PARTS), 1))
     for these, rounds in scenario.rhythms(placements, draws):
@@ -174,6 +177,7 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
             equal_share_s=float(equal[k, 0]),
             gamma=float(gamma[k]),
             objective=float(objective[k]),
+            leak=leaking.get(cut, ""),
         )
         for k, cut in enumerate(cuts)
     ]
