@@ -13,6 +13,7 @@ from splitcast.studies.reproduce import (
     fig6,
     fig7,
     fig8,
+    privacy,
     scalability,
     settings,
 )
@@ -32,4 +33,5 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "depth": depth.draw,
     "bandwidth": bandwidth.draw,
     "ablation": ablation.draw,
+    "privacy": privacy.draw,
 }

@@ -69,12 +69,16 @@ class Study:
         """One training: read it, continue it, or do it."""
         config = self.config(**values)
         rounds, name = config.train.rounds, name_of(config)
-        folder = RunFolder(self.out / "runs" / name)
+        folder = RunFolder(self.folder(**values))
         done = folder.config().train.rounds if folder.config_file.is_file() else 0
         config = with_values(config, rounds=max(rounds, done))
         if done < rounds or not folder.summary_file.is_file():
             train(config, folder.path, resume=done > 0, on_round=self.watch(name, config), dataset=self.dataset)
         return folder.rounds()[:rounds]
+
+    def folder(self, **values: Any) -> Path:
+        """Where the training with these values is kept."""
+        return self.out / "runs" / name_of(self.config(**values))
 
     def learned(self, config: Config) -> tuple[Path, dict[str, Any]]:
         """The file of a cut policy that Algorithm 1 learned for a configuration, and how it went."""

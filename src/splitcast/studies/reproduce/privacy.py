@@ -1,0 +1,131 @@
+"""What the server can reconstruct: cut by cut, by scheme, codec and defence, beside the accuracy that is left.
+
+Every training is attacked once, with what its server can know; findings are kept in its folder. The strongest attack of
+all counts. `leakage.json`, beside the figure, is what `--leakage` of `plan`, `learn` and `train` takes.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splitcast.base.files import read_bounded
+from splitcast.run.records import write_atomically
+from splitcast.run.strict import LINE_BYTES, parsed
+from splitcast.studies.privacy.attack import FILE, attack
+from splitcast.studies.privacy.view import view
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels, verdict
+from splitcast.studies.reproduce.study import Study
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sfl": {"scheme": "sfl"},
+    "sfl-ga": {"scheme": "sfl-ga"},
+    "sfl, int2 up": {"scheme": "sfl", "uplink_codec": "int2"},
+    "sfl, transform up": {"scheme": "sfl", "uplink_codec": "transform:3"},
+    "sfl-gb": {"scheme": "sfl-gb"},
+    "sfl-replay": {"scheme": "sfl-replay"},
+    "sfl, noise": {"scheme": "sfl", "defence.clip": 10.0, "defence.noise": 0.5},
+    "sfl, NoPeek": {"scheme": "sfl", "defence.nopeek": 1.0},
+    "sfl, half of the channels": {"scheme": "sfl", "defence.drop": 0.5},
+}
+QUICK = ("sfl", "sfl-ga", "sfl, int2 up")
+SAMPLES, AUXILIARY = {True: 64, False: 16}, {True: 2000, False: 400}
+
+
+def findings(study: Study, **values: Any) -> dict[str, Any]:
+    """What attacks got from one training: read, or measured and kept in its folder."""
+    records = study.run(**values)
+    folder = study.folder(**values)
+    file = folder / FILE
+    if not file.is_file():
+        seen = view(folder, SAMPLES[study.full], AUXILIARY[study.full])
+        attack(seen, () if study.full else ("network", "optimise", "pseudo"), quick=not study.full).save(folder)
+    found: dict[str, Any] = parsed(read_bounded(file, LINE_BYTES))
+    return found | {"accuracy": records[-1].test_accuracy or 0.0, "bytes": sum(r.bytes for r in records)}
+
+
+def strongest(found: dict[str, Any]) -> dict[str, Any]:
+    """The attack that got furthest of those that are possible."""
+    rows = [row for row in found["rows"] if row["possible"] and row["attack"] != "floor"]
+    worst: dict[str, Any] = max(rows, key=lambda row: row["ssim"])
+    return worst
+
+
+def draw(study: Study) -> Drawn:
+    cuts = (1, 2, 3, 4) if study.full else (1, 3)
+    names = list(VARIANTS) if study.full else list(QUICK)
+    seeds = study.seeds if study.full else study.seeds[:1]
+    figure, (leaks, accuracies) = panels(2)
+    rows: list[Row] = []
+    ssim: dict[str, list[list[float]]] = {name: [] for name in names}
+    kept = []
+    for k, name in enumerate(names):
+        accuracy = []
+        for cut in cuts:
+            each = [findings(study, cut=cut, seed=seed, **VARIANTS[name]) for seed in seeds]
+            kept += each
+            ssim[name].append([strongest(found)["ssim"] for found in each])
+            accuracy.append(100 * float(np.mean([found["accuracy"] for found in each])))
+            for seed, found in zip(seeds, each, strict=True):
+                about = {"variant": name, "cut": cut, "seed": seed, "accuracy_percent": 100 * found["accuracy"]}
+                about |= {"MB": found["bytes"] / 1e6, "correlation": found["correlation"]}
+                rows += [about | row for row in found["rows"]]
+        means = [float(np.mean(found)) for found in ssim[name]]
+        line(leaks, k, cuts, means, name)
+        leaks.fill_between(cuts, *_range(ssim[name]), alpha=0.12, color=f"C{k}", linewidth=0)
+        line(accuracies, k, cuts, accuracy, name)
+    floor = float(np.mean([row["ssim"] for found in kept for row in found["rows"] if row["attack"] == "floor"]))
+    leaks.axhline(floor, color="0.4", linestyle=":", label="mean image (floor)")
+    leaks.set_ylabel("SSIM of the strongest reconstruction")
+    accuracies.set_ylabel("test accuracy (%)")
+    for axis in (leaks, accuracies):
+        axis.set_xlabel("cut")
+        axis.set_xticks(cuts)
+        axis.grid(alpha=0.3)
+    figure.legend(*leaks.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    _keep(study.out / study.base.data.dataset / "leakage.json", kept)
+    caption = (
+        f"Not in the paper. {SAMPLES[study.full]} samples of client 0 in every training, {len(seeds)} seed(s); the "
+        "attack with the greatest structural similarity counts, of those that the server of the scheme can mount."
+    )
+    return Drawn(caption, rows, figure, _claims(ssim, cuts))
+
+
+def _range(found: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    return [min(seeds) for seeds in found], [max(seeds) for seeds in found]
+
+
+def _claims(ssim: dict[str, list[list[float]]], cuts: Sequence[int]) -> list[Claim]:
+    plain = ssim["sfl"]
+    falls = all(min(here) > max(deeper) for here, deeper in pairwise(plain))
+    said = ", ".join(f"{np.mean(seeds):.2f}" for seeds in plain)
+    claims = [
+        Claim(
+            "a larger client-side model gives more privacy (section II)",
+            f"SSIM {said} at cuts {', '.join(map(str, cuts))} of SFL",
+            verdict(falls),
+        )
+    ]
+    for name, found in ssim.items():
+        if name != "sfl":
+            pairs = list(zip(found, plain, strict=True))
+            lower = [max(mine) < min(base) for mine, base in pairs]
+            claims.append(
+                Claim(
+                    f"ours: {name} leaks less than SFL at every cut",
+                    "SSIM "
+                    + ", ".join(
+                        f"{np.mean(a):.2f} against {np.mean(b):.2f}" for a, b in zip(found, plain, strict=True)
+                    ),
+                    verdict(all(lower)),
+                )
+            )
+    return claims
+
+
+def _keep(file: Path, kept: Sequence[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, (json.dumps(list(kept)) + "\n").encode())
