@@ -104,12 +104,12 @@ def of_engine(
     engine: Simulator, x: Tensor, y: Tensor, auxiliary: Tensor, auxiliary_y: Tensor, client: int = 0, t: int = 1
 ) -> View:
     """What the server of a simulation sees of samples of one client's after round ``t``."""
-    state, scheme, model = engine.state, engine.scheme, engine.model
-    guard = engine.kit.guard(state.placement)
+    state, scheme, model = engine.state.of(client), engine.scheme, engine.model
+    guard = engine.kit.guard(engine.state.placement)
     cut = state.placement.segments[0].stop
     if cut >= model.depth:
         raise SplitcastError(f"run: {scheme.name} sends no smashed data; there is nothing to attack")
-    mine = (state.client.one(client) if state.client.stacked else state.client).everything()
+    mine = (state.client.one(0) if state.client.stacked else state.client).everything()
     server = state.server.everything() | {k: v for k, v in mine.items() if int(k.split(".", 1)[0]) >= cut}
     codec, defence = scheme.uplink.at(t), guard[1] if guard else None
 
