@@ -14,6 +14,7 @@ from splitcast.base.codec import FP32
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
 from splitcast.cost.privacy import ORDERS, gaussian_epsilon
+from splitcast.studies.plan import plan
 from splitcast.studies.privacy import broadcast, labels, tokens
 from splitcast.studies.privacy.attack import attack
 from splitcast.studies.privacy.hijack import hijack
@@ -404,3 +405,20 @@ def test_attacks_that_a_server_cannot_mount_do_not_count(tmp_path):
         )
     )
     assert train(with_values(SMALL, leakage=str(file), rounds=1)).rounds[0].cut == 1
+
+
+def test_the_study_attacks_every_training_once(tmp_path, monkeypatch):
+    from splitcast.studies.reproduce import privacy
+    from splitcast.studies.reproduce.study import Study
+
+    monkeypatch.setattr(privacy, "QUICK", ("sfl", "sfl-ga"))
+    monkeypatch.setattr(privacy, "SAMPLES", {False: 4})
+    monkeypatch.setattr(privacy, "AUXILIARY", {False: 20})
+    study = Study(with_values(SMALL, rounds=2, checkpoint_every=2), (0,), tmp_path, full=False)
+    first = privacy.draw(study)
+    assert {row["variant"] for row in first.rows} == {"sfl", "sfl-ga"} and {row["cut"] for row in first.rows} == {1, 3}
+    assert [claim.verdict for claim in first.claims] == [claim.verdict for claim in privacy.draw(study).claims]
+    kept = tmp_path / "mnist-mini" / "leakage.json"
+    assert len(json.loads(kept.read_text())) == 4
+    made = plan(with_values(SMALL, scheme="sfl", leakage=str(kept), max_ssim=1.0), draws=1)
+    assert [row.allowed for row in made.cuts] == [True, False, True, False]  # others were never attacked

@@ -18,7 +18,7 @@ from splitcast.studies.curves import band, curves_of, looks
 from splitcast.studies.reproduce.study import Runs
 from splitcast.studies.target import all_reach, to_reach
 
-Verdict = Literal["holds", "holds in order, not in size", "does not hold"]
+Verdict = Literal["holds", "ties", "holds in order, not in size", "does not hold"]
 Row = Mapping[str, object]
 
 
