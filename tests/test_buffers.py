@@ -239,3 +239,23 @@ def test_a_clone_shares_what_is_frozen_and_nothing_else():
     made.beside("buffers")["0.b"].zero_()
     assert other.params["0.a"].tolist() == [1, 1] and other.beside("buffers")["0.b"].tolist() == [1]
     assert other.beside("frozen")["0.c"] is made.beside("frozen")["0.c"] and other.pending == {}
+
+
+def test_a_client_half_of_buffers_alone_resumes_and_is_counted(tmp_path):
+    """Nothing is trained there; running statistics of 4 channels, their mean, variance and count, travel."""
+
+    def made():
+        torch.manual_seed(0)
+        first = nn.Sequential(nn.Conv2d(1, 4, 5, 4), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()).requires_grad_(False)
+        return [first, nn.Linear(144, 10)]
+
+    def stop(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+
+    config = with_values(Config(), scheme="sfl", sync_every=2, clients=3, batch=8, rounds=4, checkpoint_every=1)
+    whole = train(config, model=made()).rounds
+    assert whole[1].kinds["up.model"] == 3 * 4 * (4 + 4 + 1) and "up.model" not in whole[0].kinds
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", model=made(), on_round=stop)
+    assert train(config, tmp_path / "run", resume=True, model=made()).rounds == whole

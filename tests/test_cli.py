@@ -106,7 +106,24 @@ def test_folders_that_are_no_new_run_are_refused(capsys, tmp_path):
     assert "not empty" in refused(capsys, "train", *TINY, "--out", str(tmp_path))
     assert (tmp_path / "precious.txt").read_text() == "keep me"
     assert "not a run folder" in refused(capsys, "train", "--resume", str(tmp_path))
-    assert "leave the other options out" in refused(capsys, "train", "--resume", str(tmp_path), "--lr", "1")
+
+
+def test_a_run_goes_on_with_its_own_settings_and_may_be_asked_for_more_rounds(capsys, tmp_path):
+    run = tmp_path / "run"
+    main(["train", *TINY, "--lr", "0.05", "--out", str(run), "--quiet"])
+    capsys.readouterr()
+    assert "was begun with lr = 0.05, not lr = 1.0" in refused(capsys, "train", "--resume", str(run), "--lr", "1")
+    assert "leave --out out" in refused(capsys, "train", "--resume", str(run), "--out", str(tmp_path / "other"))
+    assert "leave --config out" in refused(capsys, "train", "--resume", str(run), "--config", str(run / "config.toml"))
+    assert "rounds = 2, not rounds = 1" in refused(capsys, "train", f"--resume={run}", "--rounds", "1")
+    main(["train", "--resume", str(run), "--rounds", "4", "--quiet"])
+    once = train(with_values(RunFolder(run).config(), rounds=4)).rounds
+    assert [r.loss for r in RunFolder(run).rounds()] == [r.loss for r in once]
+    assert RunFolder(run).summary()["rounds"] == 4 and verify(run) == []
+    main(["train", *TINY, "--schedule", "cosine", "--out", str(tmp_path / "cosine"), "--quiet"])
+    capsys.readouterr()
+    said = refused(capsys, "train", "--resume", str(tmp_path / "cosine"), "--rounds", "4")
+    assert "rounds = 2, not rounds = 4" in said, "its rates follow from the number of rounds"
 
 
 @pytest.mark.parametrize(

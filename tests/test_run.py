@@ -14,9 +14,10 @@ from torch import nn
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, ModelConfig, SplitConfig, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import stream
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import load_data, make_simulator, train
 from splitcast.run.records import RunFolder
 from splitcast.run.verify import verify
 
@@ -287,3 +288,38 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path):
             train(with_values(QUICK, **values), tmp_path / "run")
         assert not (tmp_path / "run").exists(), values
     train(with_values(QUICK, rounds=1), tmp_path / "run")
+
+
+def test_tests_along_the_way_may_be_of_some_samples_and_the_last_one_is_of_all():
+    """A test of 100 samples moves in steps of 1 %; the same 100 are taken whatever the seed."""
+    config = with_values(QUICK, rounds=4, eval_every=1, eval_samples=100, lr=0.05)
+    some, all_ = train(config), train(with_values(config, eval_samples=0))
+    assert [r.loss for r in some.rounds] == [r.loss for r in all_.rounds]
+    assert some.rounds[-1] == all_.rounds[-1]
+    rows = stream(0, "test").permutation(1000)[:100]
+    data = load_data(config)
+    one = train(with_values(config, rounds=1))
+    tested = one.engine.evaluate(data.test_x[rows], data.test_y[rows])
+    assert some.rounds[0].test_loss == tested["loss"] != all_.rounds[0].test_loss
+    assert all(round(1e9 * r.test_accuracy) % 10_000_000 == 0 for r in some.rounds[:-1])
+
+
+def test_a_run_that_stops_early_ends_with_a_test_of_all_samples():
+    config = with_values(Config(), arch="cnn-small", rounds=60, eval_every=1, eval_samples=50, stop_at=0.4, lr=0.1)
+    last = train(config).rounds[-1]
+    assert last.round < 60 and last.test_accuracy >= 0.4
+    again = train(with_values(config, rounds=last.round, stop_at=0.0))
+    assert again.rounds[-1].test_accuracy == last.test_accuracy, "the last round is always tested on all"
+
+
+def test_the_number_of_threads_is_recorded_and_another_one_is_said(tmp_path):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        stopped_after(QUICK, tmp_path / "run", 7)
+        torch.set_num_threads(2)
+        with pytest.warns(UserWarning, match="trained with 1 threads and goes on with 2: last bits differ"):
+            result = train(QUICK, tmp_path / "run", resume=True)
+        assert result.summary["threads"] == 2
+    finally:
+        torch.set_num_threads(before)

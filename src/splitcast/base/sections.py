@@ -361,6 +361,8 @@ class TrainConfig:
     """Probability that a chosen client fails in a round; at least one stays."""
     eval_every: Count = 5
     """Rounds between test-set evaluations; the last round is always evaluated."""
+    eval_samples: CountOrNone = 0
+    """Test along the way on so many test samples, the same ones in all runs; the last test is of all. 0: always all."""
     eval_clients: CountOrNone = 0
     """With every test, also test each client's model (its own half, where halves differ) on up to so many of its own
     training rows: mean, worst and spread (standard deviation) over the clients are recorded. 0: no."""
@@ -375,8 +377,11 @@ class TrainConfig:
     """Seed of every random stream (data, model, batches, ...), each drawn apart."""
     dtype: Text = "float32"
     """float32, or float64 to check arithmetic."""
+    precision: Text = "fp32"
+    """Numbers of the passes: fp32, or bf16 where torch's autocast takes them. Weights, gradients, losses and what
+    travels stay float32."""
     device: Text = "cpu"
-    """Where it is computed: cpu, cuda, cuda:1, mps ..."""
+    """Where it is computed: cpu, cuda, cuda:1, mps ...; auto: the first of cuda, mps and cpu that there is."""
 
 
 @section

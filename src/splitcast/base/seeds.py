@@ -25,6 +25,7 @@ Role = Literal[
     "rotation",
     "writing",
     "defence",
+    "test",
 ]
 _ROLES: tuple[Role, ...] = (
     "data",
@@ -42,6 +43,7 @@ _ROLES: tuple[Role, ...] = (
     "rotation",
     "writing",
     "defence",
+    "test",
 )
 
 

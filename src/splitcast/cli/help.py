@@ -24,8 +24,8 @@ FIRST = (
 """Of the settings, what people use first; of a command's own options all are shown."""
 
 UNUSED: dict[str, tuple[str, ...]] = {
-    "plan": ("eval_every", "eval_clients", "stop_at", "checkpoint_every", "clip_norm"),
-    "learn": ("eval_every", "eval_clients", "stop_at", "checkpoint_every", "clip_norm"),
+    "plan": ("eval_every", "eval_samples", "eval_clients", "stop_at", "checkpoint_every", "clip_norm"),
+    "learn": ("eval_every", "eval_samples", "eval_clients", "stop_at", "checkpoint_every", "clip_norm"),
 }
 """Settings that a command has no use for: refused as flags, welcome in a configuration that serves other commands."""
 

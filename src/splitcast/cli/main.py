@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from splitcast.cli.options import (
     CompletionOptions,
     DataOptions,
     DeployOptions,
+    DoctorOptions,
+    ExportOptions,
     InitOptions,
     LearnOptions,
     PlanOptions,
@@ -53,8 +56,10 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   watch     the same page, live while runs go on (splitcast watch runs/sweep)
   attack    what the server can reconstruct of a client's samples (splitcast attack RUN)
   verify    whether run folders are whole and unedited (splitcast verify RUN...)
+  export    the trained model of a run, for plain PyTorch (splitcast export RUN model.safetensors)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
+  doctor    versions, devices, threads, data sets and extras of this machine, and what to do about gaps
   bench     measure speed as ratios in one run (splitcast bench engine)
   init      write a commented configuration (splitcast init my.toml)
   completion  complete commands and flags in bash or zsh: eval "$(splitcast completion bash)"
@@ -152,6 +157,12 @@ def verify(options: VerifyOptions) -> None:
         sys.exit(1)
 
 
+def export(options: ExportOptions) -> None:
+    from splitcast.run.export import export as write
+
+    print(f"written: {options.file}, {write(options.run, options.file):,} values")
+
+
 def profile(options: ProfileOptions) -> None:
     from splitcast.cli.show import print_profile
     from splitcast.model import build
@@ -196,6 +207,16 @@ def bench(options: BenchOptions) -> None:
         print_bench(rows)
 
 
+def doctor(options: DoctorOptions) -> None:
+    from splitcast.cli.doctor import examine
+
+    found = examine()
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in found]))
+    else:
+        print("\n".join(str(finding) for finding in found))
+
+
 def deploy(options: DeployOptions) -> None:
     from splitcast.cli.show_deploy import run_deploy
 
@@ -231,8 +252,10 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "watch": (WatchOptions, watch),
     "attack": (AttackOptions, attack),
     "verify": (VerifyOptions, verify),
+    "export": (ExportOptions, export),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
+    "doctor": (DoctorOptions, doctor),
     "bench": (BenchOptions, bench),
     "deploy": (DeployOptions, deploy),
     "init": (InitOptions, init),
@@ -306,6 +329,12 @@ def parse(kind: type, name: str, args: list[str]) -> Any:
             raise SplitcastError(f"config: {name} takes no --config")
         keywords["default"] = kind(settings=load(Path(args[at + 1])))
         args = args[:at] + args[at + 2 :]
+    if name == "train" and (begun := _value_of("--resume", args)):
+        if keywords:
+            raise SplitcastError("config: a run goes on with its own configuration; leave --config out")
+        from splitcast.run.records import RunFolder
+
+        keywords["default"] = kind(settings=RunFolder(Path(begun)).config())
     framed = io.StringIO()
     try:
         with redirect_stderr(framed):
@@ -314,6 +343,12 @@ def parse(kind: type, name: str, args: list[str]) -> Any:
         if stop.code:
             raise SplitcastError(unframed(framed.getvalue())) from None
         raise
+
+
+def _value_of(flag: str, args: list[str]) -> str:
+    """What follows a flag; empty if nothing does."""
+    words = [word for arg in args for word in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
+    return next((following for word, following in pairwise(words) if word == flag), "")
 
 
 def unframed(box: str) -> str:

@@ -72,7 +72,7 @@ class TrainOptions:
     out: Path | None = None
     """Run folder; must be new. Default: runs/<time>-<scheme>."""
     resume: Path | None = None
-    """Continue this run folder bit-exactly from its last checkpoint; takes no other settings."""
+    """Continue this run folder bit-exactly from its last checkpoint, with its own settings; --rounds may be raised."""
     track: tuple[str, ...] = ()
     """Also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
@@ -214,6 +214,16 @@ class VerifyOptions:
 
 
 @dataclass(frozen=True)
+class ExportOptions:
+    """The trained model of a run as safetensors, under the names of its own module: splitcast export RUN FILE."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    file: Annotated[Path, tyro.conf.Positional] = Path("model.safetensors")
+    """The file to write; must be new."""
+
+
+@dataclass(frozen=True)
 class ProfileOptions:
     """What each cut of a model costs."""
 
@@ -272,6 +282,14 @@ class DeployOptions:
     track: tuple[str, ...] = ()
     """run: also write rounds to tensorboard, mlflow, wandb or csv, or to a tracker of yours (module:function)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """What this machine has for splitcast: versions, devices, threads, data sets, extras, and what to do about gaps."""
+
+    json: bool = False
+    """Print JSON instead of lines."""
 
 
 @dataclass(frozen=True)

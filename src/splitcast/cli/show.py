@@ -73,10 +73,10 @@ class Watch(Bars):
 def run_training(config: Config, out: Path | None, resume: Path | None, track: Sequence[str], output: Output) -> None:
     """`splitcast train`."""
     if resume:
-        if config != Config() or out:
-            raise SplitcastError("resume: takes its settings from the run folder; leave the other options out")
+        if out:
+            raise SplitcastError("out: a run goes on in its own folder; leave --out out")
         run, folder = RunFolder(resume), resume
-        config, before = run.config(), run.rounds(run.checkpointed())
+        before = run.rounds(run.checkpointed())
     else:
         before = []
         folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"

@@ -86,7 +86,7 @@ class SimulatedCohort:
 
     def __init__(self, sim: "Simulator", t: int, ids: np.ndarray, ledger: Ledger) -> None:
         self.sim, self.t, self.ids, self.ledger = sim, t, ids, ledger
-        shares = sim.weights[torch.from_numpy(ids)]
+        shares = sim.shares[torch.from_numpy(ids)]
         self.rho = shares / shares.sum()
         self.loss = 0.0
         self._central: LocalParty | None = None
@@ -109,8 +109,8 @@ class SimulatedCohort:
         """Of the server where it trained on its own, else of the server for the clients, else of the clients."""
         own = self._central
         if own and own.descents:
-            return float(own.total) / own.descents
-        return float(self.loss) + sum(weight * part.mean_loss() for weight, part in self._parts)
+            return own.total / own.descents
+        return self.loss + sum(weight * part.mean_loss() for weight, part in self._parts)
 
     def rows(self, step: int, clients: np.ndarray) -> Tensor:
         """Rows (K, b) of a local step; all are drawn at once, and kept while groups take turns."""
@@ -169,7 +169,8 @@ class SimulatedCohort:
             if k:
                 self.ledger.alongside(start)
             ids = share.ids[members].tolist()
-            group = Group(ids, share.rho[members], spans, len(spans) == 1 or sim.keeps(len(ids)), self.t)
+            keep = len(spans) == 1 or sim.keeps(len(ids))
+            group = Group(ids, share.rho[members], spans, keep, self.t, device=sim.runtime.device)
             client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
             theirs = state.server.stack(len(ids)) if sim.copies_server(state.placement) else state.server
             party = LocalParty(sim.server_kit, state.placement, theirs, group, self.ledger)
@@ -191,21 +192,24 @@ class SimulatedCohort:
 
     def in_turn(self, server: AnyState) -> Iterator[tuple[SimulatedClients, LocalParty]]:
         sim = self.sim
-        one = torch.ones(1, dtype=sim.runtime.dtype, device=sim.runtime.device)
         for n in self.ids.tolist():
             state = server.handed_to(n) if isinstance(server, MixedState) else server
-            group = Group([n], one, [slice(0, 1)], keep=True, round=self.t)
+            group = self._alone([n])
             party = LocalParty(sim.server_kit, state.placement, state.server, group, self.ledger)
             client = SimulatedClients(self, state.client, group, party, alone=True)
             yield client, party
             self.loss += mean_loss(party, client, len(self.ids))
 
     def central(self, server: AnyState) -> LocalParty:
-        one = torch.ones(1, dtype=self.sim.runtime.dtype, device=self.sim.runtime.device)
-        group = Group(self.ids.tolist(), one, [slice(0, 1)], keep=True, round=self.t)
+        group = self._alone(self.ids.tolist())
         state = self.one_state
         self._central = LocalParty(self.sim.server_kit, state.placement, state.server, group, self.ledger)
         return self._central
+
+    def _alone(self, ids: list[int]) -> Group:
+        """A group that counts as one."""
+        share = torch.ones(1, dtype=self.sim.runtime.dtype)
+        return Group(ids, share, [slice(0, 1)], keep=True, round=self.t, device=self.sim.runtime.device)
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         everyone, ids = self.everyone, self.ids.tolist()

@@ -15,6 +15,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.training.defence import Defence
 from splitcast.training.placement import Placement
+from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task, measures_of
 
 
@@ -60,6 +61,10 @@ class Engine(Protocol):
         """Run round ``t``, counted from 1."""
         ...
 
+    def averaged(self) -> Params:
+        """The whole model with the averaged client half, frozen parameters and buffers included."""
+        ...
+
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """The measures of the averaged model."""
         ...
@@ -77,6 +82,8 @@ class Engine(Protocol):
         ...
 
 
+TEST_BATCH = 50
+"""Samples that are tested together: few enough that a convolution's input stays in the cache."""
 KEPT = "scheme/"
 """Names of what a scheme keeps begin so in a checkpoint."""
 
@@ -102,7 +109,7 @@ def evaluate(
     task: Task,
     x: Tensor,
     y: Tensor,
-    batch: int = 50,
+    runtime: Runtime,
     *,
     guard: tuple[int, Defence] | None = None,
 ) -> dict[str, float]:
@@ -114,9 +121,11 @@ def evaluate(
         cut, defence = guard
         return model.forward(params, defence.guard(model.forward(params, xs, 0, cut)[None])[0], cut, model.depth)
 
-    batch = max(1, min(batch, OUTPUT_VALUES // math.prod(model.smashed_shape(model.depth))))
+    batch = max(1, min(TEST_BATCH, OUTPUT_VALUES // math.prod(model.smashed_shape(model.depth))))
     sums: Counter[str] = Counter()  # of numbers or tensors
     with model.evaluating():
         for xs, ys in zip(torch.split(x, batch), torch.split(y, batch), strict=True):
-            sums.update(task.metrics(run(xs), ys))
+            with runtime.arithmetic():
+                output = run(xs)
+            sums.update(task.metrics(output.to(runtime.dtype), ys))
     return measures_of(task, sums, len(y))

@@ -7,6 +7,7 @@ taken in chunks, so that activations and gradients stay within a budget whatever
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from splitcast.training.placement import Placed, Placement, Segment, Side
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task
 from splitcast.training.weights import Weights
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -61,20 +64,26 @@ class Group:
     """Clients that move through a round together."""
 
     ids: list[int]
-    rho: Tensor
-    """(K,)"""
+    shares: Tensor
+    """rho^n (K,), where reading a value does not wait for a device"""
     spans: list[slice]
     """its chunks"""
     keep: bool
     """whether the graphs of all chunks fit into memory together"""
     round: int = 0
     step: int = 0
+    device: torch.device = CPU
 
-    @property
+    @cached_property
+    def rho(self) -> Tensor:
+        """rho^n (K,), where it is computed with."""
+        return self.shares.to(self.device)
+
+    @cached_property
     def even(self) -> float | None:
         """rho^n where it is the same for all."""
-        first = float(self.rho[0])
-        return first if bool((self.rho == first).all()) else None
+        first = float(self.shares[0])
+        return first if bool((self.shares == first).all()) else None
 
 
 class Sent(Values):
@@ -137,14 +146,24 @@ class LocalParty:
         self.helped: Mapping[int, Sequence[int]] = {}
         self.batch_rows = 1
         """b, where ``rows`` count"""
-        self.total, self.descents = torch.zeros((), dtype=torch.float64, device="cpu"), 0
-        """sum_n rho^n F^n, summed over the descents of this party, and their number"""
+        self.lost: list[Tensor] = []
+        """sum_n rho^n F^n of every descent of this party; read when the round is over, since reading waits"""
         self.carried: dict[int, dict[str, Gradient]] = {k: {} for k in range(len(group.spans))}
         """by chunk: gradients of tied parameters, on their way from one segment to another"""
 
     @property
     def ids(self) -> list[int]:
         return self.group.ids
+
+    @property
+    def descents(self) -> int:
+        """How often it descended."""
+        return len(self.lost)
+
+    @property
+    def total(self) -> float:
+        """sum_n rho^n F^n, summed over the descents."""
+        return sum(torch.stack(self.lost).tolist()) if self.lost else 0.0
 
     @property
     def rho(self) -> Tensor:
@@ -174,7 +193,7 @@ class LocalParty:
         losses, grads = self.gradients(segment, x, y)
         if len(losses):  # else all were refused
             self._did(segment, "both")
-            self._lost(self.group.rho @ losses)
+            self.lost.append(self.group.rho @ losses)
         return losses, grads
 
     def train(self, segment: int, x: Tensor, y: Tensor, *, back: bool = False) -> Tensor:
@@ -188,7 +207,7 @@ class LocalParty:
         (loss,) = self._losses(output, y[None])
         found = run.backward(torch.autograd.grad(loss, output)[0], self.kit.optimiser)
         self.step()
-        self._lost(loss.detach())
+        self.lost.append(loss.detach())
         flops = sum(self.kit.model.flops(place.start, place.stop))
         self.ledger.add(JointWork(float(len(x) * flops), tuple(self.group.ids)))
         return torch.empty(0, device="meta") if found is None else found[0]
@@ -223,7 +242,7 @@ class LocalParty:
             flops = sum(self.kit.model.flops(place.start, place.stop))
             self.ledger.add(JointWork(float(rows * flops), tuple(self.group.ids)))
         self.step()
-        self._lost(rho @ _joined(lost))
+        self.lost.append(rho @ _joined(lost))
         return together, _joined(own)
 
     def estimate(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> Tensor:
@@ -304,10 +323,6 @@ class LocalParty:
         """F^n (k,) of outputs (k, b, ...)."""
         return self.task.losses(output.flatten(0, 1), target.flatten(0, 1)).view(output.shape[:2]).mean(1)
 
-    def _lost(self, loss: Tensor) -> None:
-        self.total += loss.to(self.total)
-        self.descents += 1
-
     def _chunks(self, x: Values | Tensor) -> Iterator[tuple[int, Tensor]]:
         values = chunked(x, self.group.spans)
         return ((k, values.chunk(k)) for k in range(len(self.group.spans)))
@@ -328,7 +343,7 @@ def mean_loss(server: LocalParty, clients: LocalParty, turns: int = 1) -> float:
     """sum_n rho^n F^n, mean over the local steps: the server's, or the clients' where the server took none; as the
     part of one of several ``turns``."""
     whose = server if server.descents else clients
-    return float(whose.total) / (turns * whose.descents) if whose.descents else 0.0
+    return whose.total / (turns * whose.descents) if whose.descents else 0.0
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

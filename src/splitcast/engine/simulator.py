@@ -23,7 +23,7 @@ from splitcast.engine.engine import RoundReport, evaluate, kept_tensors, restore
 from splitcast.engine.links import CountingLink, SimulatedLink
 from splitcast.engine.mixed import AnyState, MixedState, start
 from splitcast.engine.party import Kit
-from splitcast.engine.state import State
+from splitcast.engine.state import SHARES, State
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
@@ -76,7 +76,9 @@ class Simulator:
         self._first = np.cumsum(self.sizes) - self.sizes
         self._orders: dict[int, np.ndarray] = {}
         shares = self._scheme.shares(self.sizes)
-        self.weights = torch.from_numpy(shares).to(self.runtime.device, self.runtime.dtype)
+        self.shares = torch.from_numpy(shares).to(self.runtime.dtype)
+        """rho^n (N,), where reading a value does not wait for a device"""
+        self.weights = self.shares.to(self.runtime.device)
         self.augment = find_augment(config.data.augment)
         self.identical = config.split.client_update == "identical"
         placement = (placement or placed(config, self._scheme, model.depth)).check(model)
@@ -142,11 +144,15 @@ class Simulator:
         """Mean distance of the client halves from their average."""
         return self.state.drift(self.weights)
 
+    def averaged(self) -> Params:
+        """The whole model with the averaged client half."""
+        return self.state.averaged(self.weights)
+
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
         """The measures of the averaged model; of clients with models of their own (`Scheme.personal`) the mean."""
         x, y = self._here(x), self._here(y)
         if not self._scheme.personal:
-            return self._measures(self.state.averaged(self.weights), x, y)
+            return self._measures(self.averaged(), x, y)
         one, found = torch.ones_like(self.weights[:1]), list[dict[str, float]]()
         for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
             own = self.y[torch.from_numpy(self._rows[first : first + size]).to(self.runtime.device)]
@@ -158,7 +164,8 @@ class Simulator:
     def _measures(self, params: Params, x: Tensor, y: Tensor) -> dict[str, float]:
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "defence"))
-            return evaluate(self.model, params, self.task, x, y, guard=self.kit.guard(self.state.placement))
+            guard = self.kit.guard(self.state.placement)
+            return evaluate(self.model, params, self.task, x, y, self.runtime, guard=guard)
 
     def evaluate_clients(self, most: int) -> list[dict[str, float]]:
         """The measures of every client's model, with its own half where halves differ, on up to so many of its own
@@ -173,7 +180,7 @@ class Simulator:
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """What a checkpoint after round ``t`` holds."""
         tensors = self.state.tensors() | self.differences.tensors() | kept_tensors(self._scheme)
-        return tensors, self.state.about()
+        return tensors | {SHARES: self.weights}, self.state.about()
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
@@ -182,7 +189,7 @@ class Simulator:
         else:
             placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
             self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial())
-        self.differences = Differences.from_tensors(tensors)
+        self.differences = Differences.from_tensors(tensors, self.runtime.device)
         restore_kept(self._scheme, tensors)
 
     def _here(self, samples: Tensor) -> Tensor:

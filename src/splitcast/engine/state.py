@@ -10,6 +10,9 @@ from splitcast.model.split import Params
 from splitcast.training.placement import Placement
 from splitcast.training.weights import FROZEN, TRAINED, Weights
 
+SHARES = "shares"
+"""Name of rho (N,) in a checkpoint: what an average of the clients weighs them by."""
+
 
 @dataclass
 class State:
@@ -104,7 +107,10 @@ class State:
         if any(key.startswith("marked/") for key in tensors):
             half = like.only(placement.on_client).snapshot()
             slots = {
-                slot: {name: _expected(tensors, f"marked/{slot}/{name}", tuple(v.shape)) for name, v in values.items()}
+                slot: {
+                    name: _expected(tensors, f"marked/{slot}/{name}", tuple(v.shape)).to(v.device)
+                    for name, v in values.items()
+                }
                 for slot, values in half.slots.items()
             }
             marked = Weights(slots)

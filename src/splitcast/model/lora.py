@@ -7,6 +7,7 @@ base layer sees all of them at once, and each client's rows its own adapter.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -57,6 +58,21 @@ def add_lora(holder: nn.Module, rank: int, modules: Sequence[str], alpha: float 
         if any(_ends(path, name) for name in modules):
             parent, _, name = path.rpartition(".")
             setattr(holder.get_submodule(parent), name, LoRA(module, rank, alpha or rank))
+
+
+@torch.no_grad()
+def merge_lora(holder: nn.Module) -> None:
+    """Put W + (alpha / r) B A in the place of every layer with an adapter: the same function without adapters."""
+    owners = Counter(id(p) for _, p in holder.named_parameters(remove_duplicate=False))
+    for path, module in list(holder.named_modules()):
+        if isinstance(module, LoRA):
+            weight, change = module.base.weight, module.scale * module.lora_B @ module.lora_A
+            assert isinstance(weight, Tensor)
+            if owners[id(weight)] > 1:
+                raise SplitcastError(f"lora.modules: {path} shares its matrix with another layer, which has no adapter")
+            weight.add_(change if isinstance(module.base, nn.Linear) else change.T)
+            parent, _, name = path.rpartition(".")
+            setattr(holder.get_submodule(parent), name, module.base)
 
 
 def _ends(path: str, name: str) -> bool:

@@ -94,6 +94,8 @@ class SplitModel:
         self.input_shape, self.input_dtype = tuple(input_shape), dtype
         self.names = tuple(names) or tuple(str(k) for k in range(len(self.blocks)))
         self.arch = arch or f"object:{type(blocks).__name__}"
+        self.source: nn.Module | None = None
+        """The module that the blocks were found in, if it was not given as blocks."""
         _refuse_unsplittable(self.blocks)
         whole = self._half(0, self.depth)
         self.tied: dict[str, str] = {}
@@ -164,6 +166,7 @@ class SplitModel:
                 arch=arch or f"object:{type(module).__name__}",
             )
             made._refuse_unlike(own, batch(ROWS_CHECKED))
+        made.source = own
         return made
 
     @staticmethod

@@ -181,7 +181,7 @@ class RemoteCohort:
     def loss(self) -> float:
         """sum_n rho^n F^n, mean over the local steps and, where clients take turns, over them."""
         if self._central and self._central.descents:  # the server trained on its own
-            return float(self._central.total) / self._central.descents
+            return self._central.total / self._central.descents
         return sum(self._losses) / len(self._losses) if self._losses else math.nan
 
     def central(self, server: None) -> LocalParty:
@@ -236,7 +236,7 @@ class RemoteCohort:
         """Who was there, and its loss if the server took it."""
         self.took_part += party.took_part
         if party.descents:
-            self._losses.append(float(party.total) / party.descents)
+            self._losses.append(party.total / party.descents)
         elif clients.in_turn and clients.ids:
             self.took_part += clients.ids
             self._losses.append(clients.losses[clients.ids[0]])

@@ -19,7 +19,7 @@ from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensor
 from splitcast.engine.links import CountingLink
 from splitcast.engine.party import Kit
 from splitcast.engine.state import State
-from splitcast.model.split import SplitModel
+from splitcast.model.split import Params, SplitModel
 from splitcast.remote.clients import RemoteCohort
 from splitcast.remote.halves import Halves
 from splitcast.remote.link import ServerLink
@@ -143,13 +143,17 @@ class Federation:
 
     def evaluate(self, x: Tensor, y: Tensor) -> dict[str, float]:
         try:
-            self.halves.average()
+            weights = self.averaged()
         except NoSites:
             return {}  # nobody to ask
-        weights = self.state.client.everything() | self.state.server.everything()
-        with self.kit.runtime.fork_rng():
+        runtime, guard = self.kit.runtime, self.kit.guard(self.state.placement)
+        with runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "defence"))
-            return evaluate(self.model, weights, self.task, x, y, guard=self.kit.guard(self.state.placement))
+            return evaluate(self.model, weights, self.task, x, y, runtime, guard=guard)
+
+    def averaged(self) -> Params:
+        self.halves.average()
+        return self.state.client.everything() | self.state.server.everything()
 
     def drift(self) -> float | None:
         return self.halves.drift()

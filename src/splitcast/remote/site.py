@@ -369,7 +369,7 @@ class SiteCohort:
     @property
     def loss(self) -> float:
         """Mean over what this site descended so far."""
-        return float(self.clients.total) / max(1, self.clients.descents)
+        return self.clients.total / max(1, self.clients.descents)
 
     def in_parallel(
         self, server: None, *, mixes: bool, averaged: bool, still: bool = False

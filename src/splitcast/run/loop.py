@@ -7,6 +7,7 @@ import math
 import platform
 import sys
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, to_toml, with_values
@@ -30,13 +33,16 @@ from splitcast.engine.engine import Engine, RoundReport
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model, split
 from splitcast.model.split import Blocks, SplitModel
+from splitcast.model.whole import whole
 from splitcast.run import writing
+from splitcast.run.export import inputs_of
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.theory import estimate_gamma
 from splitcast.training.measure import Measure
 from splitcast.training.placement import Placed, Placement
+from splitcast.training.runtime import device_name
 from splitcast.training.task import Task, fit_targets, headline_of, make_task
 
 OnRound = Callable[[RoundRecord], None]
@@ -50,6 +56,10 @@ class Result:
     summary: dict[str, Any]
     engine: Engine
     """what it ran on, with the weights"""
+
+    def model(self) -> nn.Module:
+        """The trained module, with its buffers and the averaged client half; it shares nothing with the engine."""
+        return whole(self.engine.model, self.engine.averaged())
 
 
 def train(
@@ -154,7 +164,7 @@ def _train(
             )
         tested, own_tests = dict[str, float](), dict[str, float]()
         if t == config.train.rounds or t % config.train.eval_every == 0:
-            tested = engine.evaluate(dataset.test_x, dataset.test_y)
+            tested = _tested(config, engine, dataset, judged, last=t == config.train.rounds)
             own_tests = evaluate_clients(config, engine, judged)
         records.append(_record(t, engine, report, clock, tested, own_tests))
         if selector:
@@ -163,7 +173,9 @@ def _train(
             folder.append(records[-1])
             if t % config.train.checkpoint_every == 0 or ended(config, records, judged):
                 tensors, about = engine.snapshot(t)
-                folder.save(tensors, about | {"model": fingerprint}, t, samples)
+                about |= {"model": fingerprint, "threads": str(torch.get_num_threads())}
+                about |= inputs_of(engine.model, dataset.classes)
+                folder.save(tensors, about, t, samples)
         if on_round:
             on_round(records[-1])
     summary = summarise(config, records, time.perf_counter() - started, judged)
@@ -181,6 +193,18 @@ def ended(config: Config, records: Sequence[RoundRecord], judged: Measure) -> bo
         return True
     value = records[-1].test(judged.name) if records and config.train.stop_at else None
     return value is not None and judged.reached(value, config.train.stop_at)
+
+
+def _tested(config: Config, engine: Engine, dataset: Dataset, judged: Measure, *, last: bool) -> dict[str, float]:
+    """The measures of a test: of some samples along the way, of all of them in what is the last test."""
+    x, y, some = dataset.test_x, dataset.test_y, config.train.eval_samples
+    if not last and 0 < some < len(y):
+        rows = torch.from_numpy(stream(0, "test").permutation(len(y))[:some])
+        found, goal = engine.evaluate(x[rows], y[rows]), config.train.stop_at
+        value = found.get(judged.name)
+        if not goal or value is None or not judged.reached(value, goal):
+            return found
+    return engine.evaluate(x, y)
 
 
 def evaluate_clients(config: Config, engine: Engine, judged: Measure) -> dict[str, float]:
@@ -211,6 +235,13 @@ def _continue(folder: RunFolder, engine: Engine, samples: str, model: str) -> li
     stored = folder.restore(samples)
     if stored.about.get("model", model) != model:
         raise SplitcastError(f"run: {folder.path} trained another model; resume it from Python, with its model")
+    threads = str(torch.get_num_threads())
+    if stored.about.get("threads", threads) != threads:
+        warnings.warn(
+            f"run: {folder.path} was trained with {stored.about['threads']} threads and goes on with {threads}: last "
+            "bits differ from those of a run that was never stopped",
+            stacklevel=2,
+        )
     engine.resume(stored.tensors, stored.about, stored.round)
     return folder.rewind(stored.round)
 
@@ -298,6 +329,7 @@ def resolved(config: Config) -> Config:
     >>> resolved(gb).sfl_gb.rank, resolved(gb).split.uplink_codec, resolved(gb).split.downlink_codec
     (8, 'int4', 'int8')
     """
+    config = with_values(config, device=device_name(config.train.device))
     cut, cuts = fixed_cut(config.policy.policy, config.split.cuts[0]), config.split.cuts
     if cut is None or cut < 1 or min(cuts) < 1:  # refused where the model is known
         return config
@@ -381,6 +413,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
         "wall_seconds": round(seconds, 3),  # since the start, or since the last resume
         "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
         "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 

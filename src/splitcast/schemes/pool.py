@@ -7,7 +7,7 @@ and where there is no room a new row takes that of the oldest.
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -55,24 +55,27 @@ class Pool:
         places = [self._place(key) for key in keys]
         self._grow(max(places) + 1, x.shape[1:], y)
         assert self._targets is not None
-        rows, values = torch.tensor(places, device="cpu"), x.detach().cpu().clamp(-FP16_TOP, FP16_TOP).half()
-        near = rows < self._memory_rows
-        for part, here, first in ((0, near, 0), (1, ~near, self._memory_rows)):
-            if bool(here.any()):
-                self._x[part][rows[here] - first] = values[here]
-        self._targets[rows] = y.detach().cpu()
+        rows, values = np.array(places), x.detach().cpu().clamp(-FP16_TOP, FP16_TOP).half()
+        for part, here, inside in self._parts(rows):
+            self._x[part][inside] = values[here]
+        self._targets[torch.from_numpy(rows)] = y.detach().cpu()
 
     def take(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Rows and targets at these positions, counted from the oldest, in float32."""
         assert self._targets is not None
         every = np.fromiter(self._places.values(), np.int64, len(self._places))
-        rows = torch.from_numpy(every[positions])
+        rows = every[positions]
         out = torch.empty(len(rows), *self._x[0].shape[1:], dtype=torch.float16, device="cpu")
+        for part, here, inside in self._parts(rows):
+            out[here] = self._x[part][inside]
+        return out.float(), self._targets[torch.from_numpy(rows)]
+
+    def _parts(self, rows: np.ndarray) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Memory (0) and disk (1), if any of the rows are there: which of them, and where."""
         near = rows < self._memory_rows
         for part, here, first in ((0, near, 0), (1, ~near, self._memory_rows)):
-            if bool(here.any()):
-                out[here] = self._x[part][rows[here] - first]
-        return out.float(), self._targets[rows]
+            if here.any():
+                yield part, torch.from_numpy(np.flatnonzero(here)), torch.from_numpy(rows[here] - first)
 
     def tensors(self) -> dict[str, Tensor]:
         """All of it, for a checkpoint."""

@@ -113,9 +113,9 @@ class Differences:
         return {f"sync/{name}": value for name, value in known.items() if value is not None}
 
     @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> "Differences":
+    def from_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> "Differences":
         """The inverse of `tensors`, among others."""
-        own = {name.removeprefix("sync/"): value for name, value in tensors.items() if name.startswith("sync/")}
+        own = {name.removeprefix("sync/"): v.to(device) for name, v in tensors.items() if name.startswith("sync/")}
         left = {int(name[5:]): value for name, value in own.items() if name.startswith("left/") and name[5:].isdigit()}
         return Differences(own.get("last"), left, own.get("left_here"))
 

@@ -60,11 +60,13 @@ class Pass:
                 flat = run(self.leaves, buffers, x.flatten(0, 1))
                 self.output: Tensor = flat.view(*x.shape[:2], *flat.shape[1:])
             elif model.stackable(first, last):
-                with nullcontext() if plain else self.linear:
+                with nullcontext() if plain or runtime.autocast else self.linear:  # factors would be of two types
                     self.output = vmap(run, randomness="different")(self.leaves, buffers, x)
             else:
                 each = zip(_unstacked(self.leaves, x), _unstacked(buffers, x), x, strict=True)
                 self.output = torch.stack([run(*one) for one in each])
+        if runtime.autocast:
+            self.output = self.output.to(runtime.dtype)
 
     def backward(
         self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0, carried: dict[str, Gradient] | None = None

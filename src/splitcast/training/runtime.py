@@ -10,6 +10,16 @@ from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError, one_of
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+
+
+def device_name(asked: str) -> str:
+    """The device that is meant: auto is the first of cuda, mps and cpu that there is."""
+    if asked != "auto":
+        return asked
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 class Runtime(NamedTuple):
@@ -25,15 +35,22 @@ class Runtime(NamedTuple):
 
         >>> Runtime.of(TrainConfig(dtype="float64")).dtype
         torch.float64
+        >>> Runtime.of(TrainConfig(precision="bf16")).autocast
+        torch.bfloat16
         """
         dtype = DTYPES[one_of("dtype", train.dtype, DTYPES)]
+        autocast = PRECISIONS[one_of("precision", train.precision, PRECISIONS)]
+        if autocast and dtype != torch.float32:
+            raise SplitcastError(f"precision: {train.precision!r} needs dtype float32, not {train.dtype}")
         try:
-            device = torch.device(train.device)
+            device = torch.device(device_name(train.device))
             torch.empty(0, device=device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
-            raise SplitcastError(f"device: {train.device!r} cannot be used here ({reason}); choose cpu") from None
-        return Runtime(device, dtype)
+            raise SplitcastError(
+                f"device: {train.device!r} cannot be used here ({reason}); choose cpu or auto"
+            ) from None
+        return Runtime(device, dtype, autocast)
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """Around every pass."""

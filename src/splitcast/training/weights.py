@@ -61,7 +61,8 @@ class Weights:
     @property
     def copies(self) -> int:
         """Number of copies; 0 when one serves all."""
-        return len(next(iter(self.params.values()), ())) if self.stacked else 0
+        values = (value for _, slot in self._moving() for value in slot.values())  # buffers may be all that there is
+        return len(next(values, ())) if self.stacked else 0
 
     def travelling(self) -> int:
         """Values of one copy that are sent when weights are exchanged: all but the frozen."""
@@ -128,7 +129,7 @@ class Weights:
         """sum_n weights_n w^n as one copy; one copy is its own average."""
 
         def average(v: Tensor) -> Tensor:
-            return torch.tensordot(weights.to(v.dtype), v, dims=1) if v.is_floating_point() else v[0]
+            return torch.tensordot(weights.to(v), v, dims=1) if v.is_floating_point() else v[0]
 
         return self._map(average, stacked=False) if self.stacked else self
 

@@ -100,7 +100,8 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
     """One run."""
     records, summary = run.rounds, run.summary or {}
     versions = summary.get("versions")  # the file may be anybody's
-    versions = {"python": summary.get("python")} | versions if isinstance(versions, dict) else {}
+    around = {name: summary[name] for name in ("python", "threads") if name in summary}
+    versions = around | versions if isinstance(versions, dict) else {}
     return outcome(run, judged) | {
         "name": run.name,
         "scheme": run.config.split.scheme,
