@@ -97,7 +97,7 @@ class SimulatedCohort:
     def part(self, ids: Sequence[int]) -> "SimulatedCohort":
         some = SimulatedCohort(self.sim, self.t, np.array(ids), self.ledger)
         some._drawn, some.everyone = self._drawn, ()
-        self._parts.append((float(self.rho[torch.from_numpy(np.isin(self.ids, ids))].sum()), some))
+        self._parts.append((float(self.rho[np.flatnonzero(np.isin(self.ids, ids))].sum()), some))
         return some
 
     def receive(self, link: CountingLink) -> None:
@@ -144,7 +144,7 @@ class SimulatedCohort:
         for k, members in enumerate(state.members):
             here = np.isin(self.ids, members)
             if here.any():
-                rho = self.rho[torch.from_numpy(here)]
+                rho = self.rho[np.flatnonzero(here)]
                 places = torch.from_numpy(np.searchsorted(members, self.ids[here]))
                 weight = float(rho.sum())
                 yield Share(k, state.states[k], self.ids[here], places, rho / rho.sum(), len(members), weight)
