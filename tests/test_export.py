@@ -1,17 +1,22 @@
 """The model back: the trained module with its buffers, in plain PyTorch."""
 
+import json
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
-from splitcast.data import load
+from splitcast.data import Dataset, load
 from splitcast.model.cnn import small_cnn
+from splitcast.model.resnet import resnet18
+from splitcast.model.whole import Chain
 from splitcast.run.export import export, trained_model
 from splitcast.run.loop import train
 
@@ -142,3 +147,48 @@ def test_what_cannot_be_exported_is_one_line(tmp_path, capsys):
 def test_a_cut_for_every_client_is_one_model_again(tmp_path):
     result = train(with_values(FEW, scheme="psl", cut=(1, 2, 3), arch="cnn-small"), tmp_path / "run")
     assert loss_of(trained_model(tmp_path / "run")) == pytest.approx(result.rounds[-1].test_loss, rel=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "task"), [("gpt2", "next-token"), ("bert", "classification")])
+def test_models_of_transformers_come_back_as_they_were(kind, task):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 16, "num_labels": 3, "bos_token_id": 1}
+    config = transformers.AutoConfig.for_model(kind, **sizes, eos_token_id=1, tie_word_embeddings=False)
+    head = "CausalLM" if task == "next-token" else "SequenceClassification"
+    torch.manual_seed(0)
+    given = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    x = torch.randint(1, 12, (60, 6))
+    y = torch.randint(0, 12, (60, 6)) if task == "next-token" else x[:, 0] % 3
+    data = Dataset(x[:40], y[:40], x[40:], y[40:], 12 if task == "next-token" else 3, "text")
+    result = train(with_values(FEW, task=task, partition="iid", sizes="equal", scheme="psl"), dataset=data, model=given)
+    made = result.model()
+    assert type(made) is type(given) and made.state_dict().keys() == given.state_dict().keys()
+    with torch.no_grad():
+        logits = made.eval()(x[40:]).logits
+    expected = nn.functional.cross_entropy(logits.flatten(0, -2), y[40:].flatten())
+    assert float(expected) == pytest.approx(result.rounds[-1].test_loss, rel=1e-4)
+    assert not torch.equal(*(next(iter(each.parameters())) for each in (made, given)))
+
+
+def test_from_a_folder_of_images_to_a_model_in_plain_pytorch(tmp_path, capsys):
+    """The quick start of one's own data: train, report, export."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for k in range(10):
+            pixels = rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{k}.png")
+    run, file = tmp_path / "run", tmp_path / "model.safetensors"
+    few = ["--clients", "2", "--batch", "2", "--rounds", "1", "--cut", "2", "--quiet", "--json"]
+    main(["train", "--dataset", str(tmp_path / "photos"), "--arch", "resnet18", *few, "--out", str(run)])
+    told = json.loads(capsys.readouterr().out)
+    main(["report", str(run)])
+    main(["export", str(run), str(file)])
+    assert (run / "report.html").stat().st_size > 10_000
+    plain = Chain(resnet18((3, 8, 8), 2))
+    plain.load_state_dict(load_file(file))
+    photos = load(str(tmp_path / "photos"))
+    with torch.no_grad():
+        found = plain.eval()(photos.test_x).argmax(1)
+    assert float((found == photos.test_y).double().mean()) == told["accuracy"]

@@ -39,6 +39,7 @@ from splitcast.cli.options import (
     TrainOptions,
     VerifyOptions,
     WatchOptions,
+    ZooOptions,
 )
 
 HELP = """\
@@ -59,6 +60,7 @@ usage: splitcast COMMAND [options]      (splitcast COMMAND --help lists them)
   export    the trained model of a run, for plain PyTorch (splitcast export RUN model.safetensors)
   profile   what each cut costs: parameters, traffic, FLOPs, privacy
   data      fetch data sets (splitcast data get mnist) or list them (splitcast data list)
+  zoo       train models and tasks of many kinds under every scheme; one table
   doctor    versions, devices, threads, data sets and extras of this machine, and what to do about gaps
   bench     measure speed as ratios in one run (splitcast bench engine)
   init      write a commented configuration (splitcast init my.toml)
@@ -207,6 +209,23 @@ def bench(options: BenchOptions) -> None:
         print_bench(rows)
 
 
+def zoo(options: ZooOptions) -> None:
+    from splitcast.base.errors import one_of
+    from splitcast.base.files import write_atomically
+    from splitcast.schemes.schemes import SCHEMES
+    from splitcast.studies.zoo import ENTRIES, markdown, try_all
+
+    models = [one_of("models", name, ENTRIES) for name in options.models or ENTRIES]
+    schemes = [one_of("schemes", name, SCHEMES) for name in options.schemes or SCHEMES]
+    options.out.mkdir(parents=True, exist_ok=True)
+    show = (lambda cell: None) if options.quiet else (lambda cell: print(cell, file=sys.stderr))
+    cells = try_all(options.out, models, schemes, show)
+    table = options.out / "models.md"
+    write_atomically(table, markdown(cells).encode())
+    refused = sum(bool(cell.reason) for cell in cells)
+    print(f"{len(cells)} trainings, {refused} refused in one line; table {table}")
+
+
 def doctor(options: DoctorOptions) -> None:
     from splitcast.cli.doctor import examine
 
@@ -255,6 +274,7 @@ COMMANDS: dict[str, tuple[type, Command]] = {
     "export": (ExportOptions, export),
     "profile": (ProfileOptions, profile),
     "data": (DataOptions, data),
+    "zoo": (ZooOptions, zoo),
     "doctor": (DoctorOptions, doctor),
     "bench": (BenchOptions, bench),
     "deploy": (DeployOptions, deploy),

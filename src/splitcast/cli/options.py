@@ -285,6 +285,20 @@ class DeployOptions:
 
 
 @dataclass(frozen=True)
+class ZooOptions:
+    """Train models and tasks of many kinds, a few rounds each, under every scheme: a table of what trains and why not."""
+
+    models: tuple[str, ...] = ()
+    """Rows of the table that are wanted, by their names. Default: all."""
+    schemes: tuple[str, ...] = ()
+    """Columns. Default: all."""
+    out: Path = Path("runs/zoo")
+    """Folder for the table (models.md) and the configurations of the models."""
+    quiet: bool = False
+    """No progress."""
+
+
+@dataclass(frozen=True)
 class DoctorOptions:
     """What this machine has for splitcast: versions, devices, threads, data sets, extras, and what to do about gaps."""
 

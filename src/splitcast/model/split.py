@@ -198,6 +198,7 @@ class SplitModel:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 made._refuse_unlike(own, some_tokens(own, example, padding))
+        made.source = own
         return made
 
     @property

@@ -46,8 +46,8 @@ class Front(nn.Module):
         mute = (mask & hidden.eq(0).all(-1))[..., None]  # a token that is embedded as zero is no padding
         return _padded(torch.where(mute, torch.finfo(hidden.dtype).tiny, hidden), mask)
 
-    def extra_repr(self) -> str:
-        return self.name
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name})"  # its modules may lack what theirs would tell
 
 
 class Layer(nn.Module):

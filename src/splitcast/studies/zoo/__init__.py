@@ -143,10 +143,8 @@ class Cell:
     reason: str = ""
     """why it does not train"""
 
-    @property
-    def trains(self) -> bool:
-        """Whether the loss went down."""
-        return self.first is not None and self.last is not None and self.last < self.first
+    def __str__(self) -> str:
+        return f"{self.model}, {self.scheme}: {self.reason or f'{self.first:.3f} to {self.last:.3f}'}"
 
 
 def try_all(
@@ -216,4 +214,4 @@ def markdown(cells: list[Cell]) -> str:
 def _text(cell: Cell, reasons: list[str]) -> str:
     if cell.reason:
         return f"refused ({reasons.index(cell.reason) + 1})"
-    return f"{cell.first:.2f} → {cell.last:.2f}" + ("" if cell.trains else " (not down)")
+    return f"{cell.first:.2f} → {cell.last:.2f}"
