@@ -286,7 +286,7 @@ class DeployOptions:
 
 @dataclass(frozen=True)
 class ZooOptions:
-    """Train models and tasks of many kinds, a few rounds each, under every scheme: a table of what trains and why not."""
+    """Train models and tasks of many kinds, a few rounds each, under every scheme: a table of what trains."""
 
     models: tuple[str, ...] = ()
     """Rows of the table that are wanted, by their names. Default: all."""
