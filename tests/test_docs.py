@@ -59,7 +59,18 @@ def workplace(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", ["index.md", "data.md", "schemes.md", "tasks.md", "planning.md", "extend.md", "experiments.md", "api.md"]
+    "page",
+    [
+        "index.md",
+        "data.md",
+        "text.md",
+        "schemes.md",
+        "tasks.md",
+        "planning.md",
+        "extend.md",
+        "experiments.md",
+        "api.md",
+    ],
 )
 def test_python_runs(page, workplace, capsys):
     blocks = fenced(page, "python")

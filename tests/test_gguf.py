@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from splitcast import SplitcastError
+from splitcast import Config, SplitcastError, train, with_values
+from splitcast.cli.main import main
 from splitcast.data import fetch, stored_texts
 from splitcast.data.sources import Source
 from splitcast.data.text.gguf import configuration, convert, tokenizer
-from splitcast.data.text.packages import ModelRecipe
+from splitcast.data.text.packages import ModelRecipe, lines
 from splitcast.data.text.tokens import FromFile, find_tokenizer
 from test_datasets import quiet
+from test_sources import refused
 from test_text import sha
 
 gguf = pytest.importorskip("gguf")
@@ -145,3 +147,109 @@ def test_other_kinds_of_models_are_refused():
         configuration({"general.architecture": "qwen2"})
     with pytest.raises(SplitcastError, match="of the kind 'llama-bpe'; only smollm"):
         tokenizer({"tokenizer.ggml.pre": "llama-bpe"})
+
+
+# Training with it
+
+
+def folder_of_a_model(tmp_path):
+    convert(written_as_gguf(llama(tied=True), tmp_path / "m.gguf"), tmp_path / "m")
+    return tmp_path / "m"
+
+
+SMALL = [
+    "--task",
+    "next-token",
+    "--rounds",
+    "2",
+    "--batch",
+    "2",
+    "--sequence-length",
+    "8",
+    "--scheme",
+    "sfl",
+    "--quiet",
+]
+LORA = ["--lora.rank", "2", "--lora.modules", "q_proj,v_proj", "--optimizer", "adamw", "--lr", "0.01"]
+
+
+def test_a_folder_with_weights_is_fine_tuned_and_reported(tmp_path, monkeypatch):
+    folder = folder_of_a_model(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / "texts").mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name}.txt").write_text("ab c ba 12 " * 20)
+    out = tmp_path / "run"
+    main(["train", *SMALL, *LORA, "--arch", f"hf:{folder}", "--dataset", f"{tmp_path}/texts", "--partition", "by:file",
+          "--cut", "2", "--out", str(out)])  # fmt: skip
+    summary = json.loads((out / "summary.json").read_text())
+    assert [sample["client"] for sample in summary["samples"]] == ["one.txt", "two.txt"]
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    adapters = 2 * (32 + 32) + 2 * (32 + 16)  # of rank 2, at q_proj and v_proj of the client's one layer
+    half = 4 * (3 * adapters + 4)  # with the two moments of AdamW, and a count of steps for each of four tensors
+    assert rounds[0]["kinds"]["up.model"] == 2 * half
+    main(["train", "--resume", str(out), "--quiet"])
+    main(["report", str(out)])
+    assert "one.txt" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--arch", "smollm2"], "arch: smollm2 is not in"),
+        (["--arch", "hf:nobody/nothing"], "arch: hf:nobody/nothing is not there; give a folder or a config.json"),
+        (["--sequence-length", "65"], "sequence_length: 65; hf:"),
+        (["--tokenizer", "bytes"], "dataset: has token 257; the model knows 0 to 11; choose the tokenizer that"),
+        (["--lora.rank", "2"], "lora.modules: none given; choose from the linear layers q_proj"),
+        (["--dataset", "mnist-mini"], "takes rows of tokens, as texts give"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, monkeypatch, more, said):
+    monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path / "cache"))
+    args = [*SMALL, "--arch", f"hf:{folder_of_a_model(tmp_path)}", "--dataset", "text-mini", *more]
+    assert said in refused(capsys, tmp_path, "train", *args)
+
+
+def test_a_folder_without_tokenizer_or_weights_is_refused(tmp_path, capsys):
+    folder = folder_of_a_model(tmp_path)
+    args = [*SMALL, "--arch", f"hf:{folder}", "--dataset", "text-mini"]
+    (folder / "model.safetensors").rename(tmp_path / "weights")
+    assert "has no model.safetensors; give a folder" in refused(capsys, tmp_path, "train", *args)
+    (folder / "model.safetensors").write_bytes((tmp_path / "weights").read_bytes()[:-9])
+    assert "makes no CausalLM model" in refused(capsys, tmp_path, "train", *args)
+    (folder / "tokenizer.json").unlink()
+    assert "has no tokenizer.json; give one with --tokenizer" in refused(capsys, tmp_path, "train", *args)
+
+
+def test_without_the_library_one_line_says_what_to_install(tmp_path, capsys, monkeypatch):
+    folder = folder_of_a_model(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    said = refused(capsys, tmp_path, "train", *SMALL, "--arch", f"hf:{folder}", "--dataset", "text-mini")
+    assert "needs transformers, which is not installed; pip install 'splitcast[llm]'" in said
+
+
+BERT = {"model_type": "bert", "vocab_size": 258, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 32, "max_position_embeddings": 32, "pad_token_id": 257, "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0}  # fmt: skip
+
+
+def test_mail_is_classified_and_padding_is_not_read(tmp_path, capsys):
+    (tmp_path / "bert.json").write_text(json.dumps(BERT))
+    mail = [
+        {"label": ("ham", "spam")[k % 2], "text": ("see you", "win now!!")[k % 2] + "." * (k % 5)} for k in range(60)
+    ]
+    (tmp_path / "mail.jsonl").write_bytes(lines(mail))
+    config = with_values(
+        Config(), arch=f"hf:{tmp_path}/bert.json", dataset=str(tmp_path / "mail.jsonl"), sequence_length=16, clients=2
+    )
+    config = with_values(config, scheme="sfl", cut=2, rounds=25, batch=8, optimizer="adamw", lr=0.01, eval_every=25)
+    result = train(config)
+    assert result.summary["accuracy"] == 1.0
+    model, params = result.engine.model, result.engine.state.averaged(result.engine.weights)
+    row = torch.full((1, 16), 257)
+    row[0, :7] = torch.tensor(list(b"see you"))
+    with model.evaluating(), torch.no_grad():
+        long, short = (model.forward(params, each, 0, model.depth) for each in (row, row[:, :9]))
+    assert torch.allclose(long, short, atol=1e-5)
+    (tmp_path / "bert.json").write_text(json.dumps(BERT | {"pad_token_id": 0}))
+    with pytest.raises(SplitcastError, match="fills up with token 257, but the model's pad_token_id is 0"):
+        train(config)

@@ -285,9 +285,9 @@ def two_blocks(input_shape, classes):
 def test_models_by_name_and_by_function():
     own = model.build(f"{__name__}:two_blocks", (1, 4, 4), 3, seed=0)
     assert (own.depth, own.size) == (2, 16 * 3 + 3)
-    assert list(model.ARCHITECTURES) == ["cnn", "cnn-small", "resnet18"]
+    assert list(model.ARCHITECTURES) == ["cnn", "cnn-small", "resnet18", "gpt-small"]
     message = refusal(model.build, "resnet", (1, 28, 28), 10, seed=0)
-    names = "cnn, cnn-small, resnet18, hf:CONFIG.json, timm:NAME"
+    names = "cnn, cnn-small, resnet18, gpt-small, smollm2, hf:FOLDER, hf:CONFIG.json, timm:NAME"
     assert message == f"arch: unknown 'resnet'; choose one of {names}, or module:function of yours"
 
 
@@ -327,7 +327,8 @@ def test_data_sets_of_the_user():
 def test_bad_data_sets_are_one_line():
     assert refusal(data.load, "imagenet") == (
         "dataset: unknown 'imagenet'; choose one of mnist-mini, mnist, fashion-mnist, cifar10, "
-        "a folder, a .npz, .csv or .parquet file, or module:function of yours"
+        "text-mini, sotu, moby-dick, kjv, spam-assassin, a folder, a .npz, .csv, .parquet, .txt, .md or .jsonl file, "
+        "or module:function of yours"
     )
     message = refusal(data.load, f"{__name__}:three_tensors")
     assert message.endswith("returned tuple; allowed are Dataset and (train_x, train_y, test_x, test_y)")

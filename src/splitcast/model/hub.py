@@ -53,6 +53,7 @@ def from_transformers(file: str, input_shape: Sequence[int], classes: int, task:
         raise SplitcastError(f"{field} makes no {head} model: {said[:300]}") from None
     if images:
         return made, torch.zeros(1, *input_shape)
+    refuse_long(config.get_text_config(), input_shape, f"hf:{file}")
     return made, torch.full((1, *input_shape), config.get_text_config().vocab_size - 1)
 
 
@@ -66,6 +67,13 @@ def from_timm(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SplitcastError(f"arch: timm:{name} cannot be made: {said[:300]}") from None
     return made
+
+
+def refuse_long(config: Any, input_shape: Sequence[int], arch: str) -> None:
+    """Refuse rows of more tokens than a model has places for."""
+    most = getattr(config, "max_position_embeddings", None)
+    if most and input_shape[0] > most:
+        raise SplitcastError(f"sequence_length: {input_shape[0]}; {arch} takes at most {most} tokens")
 
 
 def needed(package: str, arch: str, remedy: str) -> None:

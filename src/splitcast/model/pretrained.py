@@ -4,7 +4,6 @@ Weights are read as safetensors, which hold numbers and nothing that is run; cod
 """
 
 import importlib
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from splitcast.base.errors import SplitcastError, imported
 from splitcast.data.loading import cache_folder
 from splitcast.data.text.gguf import CONFIG, WEIGHTS
 from splitcast.data.text.packages import MODELS
-from splitcast.model.hub import HEADS, needed
+from splitcast.model.hub import HEADS, needed, refuse_long
 
 
 def is_pretrained(arch: str) -> bool:
@@ -47,9 +46,7 @@ def pretrained(arch: str, input_shape: Sequence[int], classes: int, task: str) -
         said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise SplitcastError(f"arch: {folder} makes no {head} model: {said[:300]}") from None
     config = made.config.get_text_config()
-    most = getattr(config, "max_position_embeddings", None) or math.inf
-    if input_shape[0] > most:
-        raise SplitcastError(f"sequence_length: {input_shape[0]}; {arch} takes at most {most} tokens")
+    refuse_long(config, input_shape, arch)
     return made.train(), torch.full((1, *input_shape), config.vocab_size - 1)
 
 

@@ -171,8 +171,9 @@ class Shell:
             if owner not in keep
             for name, p in part.named_parameters(recurse=False)
         ]
-        for part, name, _ in self.ghosts:
+        for part, name, shape in self.ghosts:
             del part._parameters[name]
+            part.__dict__[name] = torch.zeros(()).expand(shape)  # also for whoever prints the model
         self._known: dict[Any, list[Given]] = {}
 
     def mask_of(self, x: Tensor) -> Tensor | None:

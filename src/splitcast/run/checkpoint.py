@@ -64,7 +64,12 @@ def pack(
         if name in OWN:
             raise SplitcastError(f"about: {name} is a name of the checkpoint itself; choose another")
     metadata = {"format": FORMAT, "run": run, "round": str(round_), "chain": chain, "samples": samples, **about}
-    kept = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    kept, seen = {}, set[int]()
+    for name, value in tensors.items():
+        plain = value.detach().cpu().contiguous()
+        at = plain.untyped_storage().data_ptr()
+        kept[name] = plain.clone() if at in seen else plain  # a file holds no tensor under two names
+        seen.add(at)
     metadata["digest"] = _digest(kept, metadata)
     _check(metadata, "about")
     return save(kept, metadata)

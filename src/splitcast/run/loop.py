@@ -33,6 +33,7 @@ from splitcast.engine.engine import Engine, RoundReport
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model, split
 from splitcast.model.split import Blocks, SplitModel
+from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
 from splitcast.run import writing
 from splitcast.run.export import inputs_of
@@ -260,6 +261,9 @@ def make_simulator(config: Config, dataset: Dataset, model: Blocks | SplitModel 
         model = as_split(config, model, dataset)
     if model.input_shape != shape:
         raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
+    check_tokens(model, dataset.train_x, dataset.test_x)
+    if dataset.writing and dataset.train_y.ndim == 1:
+        check_padding(model, dataset.writing.tokenizer.padding)
     task = make_task(config.model.task, dataset.classes)
     task.check(model.smashed_shape(model.depth))
     dataset = fitted(dataset, task, model)

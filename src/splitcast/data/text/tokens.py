@@ -188,7 +188,11 @@ def _beside(path: Path) -> Tokenizer:
     folder = path if path.is_dir() else path.parent
     if (folder / TOKENIZER).is_file():
         return FromFile(folder / TOKENIZER)
-    if path.is_dir() or not path.exists():
+    if not path.exists():
+        raise SplitcastError(
+            f"arch: hf:{path} is not there; give a folder or a config.json: nothing is downloaded by name"
+        )
+    if path.is_dir():
         raise SplitcastError(f"tokenizer: {path} has no {TOKENIZER}; give one with --tokenizer, or bytes")
     return Bytes()
 
