@@ -79,6 +79,7 @@ def test_a_peer_that_cannot_be_installed_is_left_out_with_a_word(monkeypatch, tm
     monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path))
     monkeypatch.setattr(peers, "PEERS", {"pfl": "nothing @ file:///nowhere/nothing-1-py3-none-any.whl"})
     monkeypatch.setattr(peers, "CONTESTANTS", ("splitcast", "pfl"))
+    monkeypatch.setattr(peers, "CASES", ((10, 32),))
     told = {"round": 3.0, "central": 2.0, "first": 1.0, "norm": 5.0}
     monkeypatch.setattr(peers, "race", lambda *arguments: (told, 2**21))
     with pytest.warns(UserWarning, match="pfl is left out: it cannot be installed: ERROR"):

@@ -29,9 +29,10 @@ from splitcast.data.loading import cache_folder
 PEERS = {"flower": "flwr[simulation]==1.41.0", "pfl": "pfl==0.6.0"}
 """What pip installs for whom."""
 CONTESTANTS = ("splitcast", "naive", *PEERS)
-CLIENTS, BATCH = 10, 32
+CASES = ((10, 32), (100, 4))
+"""Clients, batch."""
 PATIENCE_S = 900.0
-EVERY_S = 0.2
+EVERY_S = 1.0
 """Between two looks at the memory."""
 TOLERANCE = 1e-5
 """Of the norm of the weights, relatively: float32 sums in another order."""
@@ -39,28 +40,32 @@ TOLERANCE = 1e-5
 
 def peers(repeats: int) -> list[Row]:
     """Every figure of `splitcast bench peers`."""
-    case, rows, norms = f"peers.n{CLIENTS}_b{BATCH}", [], {}
+    rows: list[Row] = []
+    norms: dict[tuple[int, int], float] = {}
     for k, name in enumerate(CONTESTANTS):
-        tell("peers", k, len(CONTESTANTS))
-        try:
-            told, peak = race(python_of(name), name, CLIENTS, BATCH, repeats + 1)
-        except SplitcastError as error:
-            if name not in PEERS:
-                raise
-            warnings.warn(f"bench: {name} is left out: {error}", stacklevel=2)
-            continue
-        norms[name] = told["norm"]
-        if not math.isclose(norms[name], norms["splitcast"], rel_tol=TOLERANCE):
-            warnings.warn(f"bench: {name} is left out: it ends with other weights than splitcast", stacklevel=2)
-            continue
-        rows += [
-            Row(f"{case}.{name}.round", told["round"] / told["central"], "x central"),
-            Row(f"{case}.{name}.central", 1e3 * told["central"], "ms"),
-            Row(f"{case}.{name}.startup", told["first"], "s"),
-        ]
-        if peak:
-            rows.append(Row(f"{case}.{name}.memory", peak / 2**20, "MiB"))
+        for j, case in enumerate(CASES):
+            tell("peers", k * len(CASES) + j, len(CONTESTANTS) * len(CASES))
+            try:
+                told, peak = race(python_of(name), name, *case, repeats + 1)
+                norm = norms.setdefault(case, told["norm"])  # splitcast's, which runs first
+                if not math.isclose(told["norm"], norm, rel_tol=TOLERANCE):
+                    raise SplitcastError("it ends with other weights than splitcast")
+            except SplitcastError as error:
+                if name not in PEERS:
+                    raise
+                warnings.warn(f"bench: {name} is left out: {error}", stacklevel=2)
+                break
+            rows += _rows(f"peers.n{case[0]}_b{case[1]}.{name}", told, peak)
     return rows
+
+
+def _rows(case: str, told: dict[str, float], peak: int) -> list[Row]:
+    return [
+        Row(f"{case}.round", told["round"] / told["central"], "x central"),
+        Row(f"{case}.central", 1e3 * told["central"], "ms"),
+        Row(f"{case}.startup", told["first"], "s"),
+        *([Row(f"{case}.memory", peak / 2**20, "MiB")] if peak else []),
+    ]
 
 
 def python_of(name: str) -> Path:
