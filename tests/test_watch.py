@@ -9,12 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from splitcast.base.config import with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.files import writer
 from splitcast.run.records import RunFolder
 from splitcast.studies import watch
 from splitcast.studies.watch import Live, serve
-from test_report import chromium, record, write_run  # noqa: F401
+from test_report import TINY, chromium, record, write_run  # noqa: F401
 from waiting import PATIENCE_S, wait_for
 
 
@@ -75,7 +76,7 @@ def test_the_page_waits_for_a_first_round_and_then_shows_it(tmp_path, served):
         assert live.wait(known, PATIENCE_S) > known
         wait_for(lambda: now(where)["round"] == 2)
         state = now(where)
-        assert (state["state"], state["failures"]) == ("training", ["site-1: lost"])
+        assert (state["state"], state["failures"]) == ("training", {"site-1": "lost"})
         assert state["rounds_per_s"] > 0 and state["left_s"] == pytest.approx(4 / state["rounds_per_s"], rel=1e-5)
     run.finish({"accuracy": 0.5})
     wait_for(lambda: now(where)["state"] == "finished")
@@ -96,6 +97,22 @@ def test_a_training_that_was_killed_is_stopped(tmp_path, served):
     for nonsense in (b"", b"nobody", b"-1", b"99999999999999999999"):
         (run / ".lock").write_bytes(nonsense)
         assert writer(run) is None
+
+
+def test_a_site_fails_until_everybody_took_part_again(tmp_path, served):
+    """Also while it is left alone: nobody asks it then, so that it does not fail."""
+    config = with_values(TINY, clients=2)
+    run = RunFolder(write_run(tmp_path / "a", config, [record(1), record(2, clients=1, failures={"site-2": "lost"})]))
+    run.append(record(3, clients=1))
+    _, where = served(sites=lambda: [{"name": f"site-{n}", "connected": True, "days": 3} for n in (1, 2)])
+    wait_for(lambda: get(where, "/data.json")[1])
+
+    def troubles():
+        return [site["trouble"] for site in json.loads(get(where, "/data.json")[1])["live"]["sites"]]
+
+    assert now(where)["failures"] == {"site-2": "lost"} and troubles() == ["", "lost"]
+    run.append(record(4, clients=2))
+    wait_for(lambda: troubles() == ["", ""])
 
 
 def test_only_this_machine_sees_it_without_a_token(tmp_path, served):

@@ -33,21 +33,27 @@ def sites_of(folder: Path, every_s: float = 3.0) -> Sites:
     """The parties of a deployment, asked for now and then."""
     from splitcast.deploy.console import Operator
     from splitcast.deploy.kits import days_left, deployment_in
+    from splitcast.deploy.processes import running
+    from splitcast.deploy.watchdog import PID_FILE
 
-    names = ["server", *deployment_in(folder).sites]
+    names, operator = ["server", *deployment_in(folder).sites], Operator(folder)
     known: list[dict[str, Any]] = []
     asked = 0.0
+
+    def is_there(name: str, connected: list[str] | None) -> bool:
+        """As the server says; of those that were started here, their death is known at once."""
+        dead = (folder / name / PID_FILE).exists() and running(folder / name) is None
+        return connected is not None and not dead and (name == "server" or name in connected)
 
     def ask() -> list[dict[str, Any]]:
         nonlocal known, asked
         if time.monotonic() - asked > every_s:
-            with Operator(folder) as operator:
-                there = operator.connected()
+            there = operator.connected()
             asked = time.monotonic()
             known = [
                 {
                     "name": name,
-                    "connected": there is not None and (name == "server" or name in there),
+                    "connected": is_there(name, there),
                     "days": None if (days := days_left(folder / name)) is None else int(days),
                 }
                 for name in names

@@ -34,6 +34,8 @@ EVERY_S = 1.0
 """Between two looks at the folders."""
 SHARE = 0.02
 """Of one core that is spent on making documents, at most."""
+PAUSE_S = 60.0
+"""Between two documents, at most."""
 VISITORS = 100
 """Who listen at the same time; more are sent away."""
 
@@ -50,31 +52,44 @@ class Live:
         self.version, self.content = 0, b""
         self.page = waiting_page("no round has ended yet")
         self._seen: Any = None
+        self._made: dict[str, Any] | SplitcastError | None = None
+        self._runs: list[dict[str, Any]] = []
         self._pace: dict[str, tuple[float, int, float | None]] = {}
         self._next = 0.0
 
     def look(self) -> None:
-        """Make the document again if something changed."""
-        if time.monotonic() < self._next:
+        """Make the document again if a folder changed, and tell if that or a party of a deployment did."""
+        parties, folders = self.sites() if self.sites else [], self._signature()
+        before, known = self._seen or (None, None)
+        changed = folders != before and time.monotonic() >= self._next
+        if not changed and parties == known:
             return
-        parties = self.sites() if self.sites else []
-        seen = (self._signature(), parties)
-        if seen == self._seen:
-            return
-        started = time.monotonic()
+        if changed:
+            self._make()
+        if isinstance(self._made, dict):
+            failing = {name: reason for run in self._runs for name, reason in run["failures"].items()}
+            told = [party | {"trouble": failing.get(party["name"], "")} for party in parties]
+            made = self._made | {"live": clean({"runs": self._runs, "sites": told})}
+            content, page = json.dumps(made, allow_nan=False).encode(), render(made, live=True).encode()
+        else:
+            content, page = b"", waiting_page(str(self._made or "no round has ended yet"))
+        with self.changed:
+            self._seen, self.content, self.page = (folders if changed else before, parties), content, page
+            self.version += 1
+            self.changed.notify_all()
+
+    def _make(self) -> None:
+        """The document; the next one after a pause that is as much longer as this one took work."""
+        first, started = not isinstance(self._made, dict), time.thread_time()
         try:
             with nullcontext() if self.trust else imports_allowed([]):
                 runs = read_runs(self.paths)
-                made = document(runs)
-            made["live"] = clean({"runs": [self._state(run) for run in runs], "sites": parties})
-            content, page = json.dumps(made, allow_nan=False).encode(), render(made, live=True).encode()
+                self._made = document(runs)
+            self._runs = [self._state(run) for run in runs]
         except SplitcastError as error:  # nothing yet, or a folder that is being made
-            content, page = b"", waiting_page(str(error))
-        self._next = time.monotonic() + (time.monotonic() - started) / SHARE
-        with self.changed:
-            self._seen, self.content, self.page = seen, content, page
-            self.version += 1
-            self.changed.notify_all()
+            self._made = error
+        if not first:  # which imports what it needs
+            self._next = time.monotonic() + min((time.thread_time() - started) / SHARE, PAUSE_S)
 
     def wait(self, known: int, seconds: float) -> int:
         """The number of the document once it is another than ``known``, or after some time."""
@@ -106,7 +121,6 @@ class Live:
         if done != then or path not in self._pace:
             self._pace[path] = (now, done, pace)
         finished, training = run.summary is not None, writer(run.path) is not None
-        failures = run.rounds[-1].failures or {}
         return {
             "name": run.name,
             "state": "finished" if finished else "training" if training else "stopped",
@@ -114,8 +128,20 @@ class Live:
             "rounds": planned,
             "rounds_per_s": pace if training and not finished else None,
             "left_s": (planned - done) / pace if pace and training and not finished else None,
-            "failures": [f"{name}: {reason}" for name, reason in failures.items()],
+            "failures": {} if finished else failing(run),
         }
+
+
+def failing(run: Run) -> dict[str, str]:
+    """Sites that failed since everybody took part last, and why; who is left alone for a while is still one of them."""
+    found = dict(run.rounds[-1].failures or {})
+    if run.config.train.participation < 1:
+        return found
+    for record in reversed(run.rounds):
+        if record.clients >= run.config.data.clients:
+            break
+        found = (record.failures or {}) | found
+    return found
 
 
 def waiting_page(reason: str) -> bytes:

@@ -12,14 +12,15 @@ function duration(seconds) {
 function drawNow() {
   const { runs, sites } = data.live;
   const states = el("table", { class: "words" });
-  fillTable(states, ["run", "state", "round", "rounds/s", "time left", "failures in the last round"], runs.map((run) => [run.name,
+  fillTable(states, ["run", "state", "round", "rounds/s", "time left", "sites that fail"], runs.map((run) => [run.name,
     el("td", {}, el("span", { class: `state ${run.state}` }, run.state)), `${run.round} of ${run.rounds}`,
-    run.rounds_per_s === null ? "–" : number(run.rounds_per_s), duration(run.left_s), run.failures.join("; ") || "–"]));
+    run.rounds_per_s === null ? "–" : number(run.rounds_per_s), duration(run.left_s), Object.entries(run.failures).map(([site, reason]) => `${site}: ${reason}`).join("; ") || "–"]));
   const parts = [el("h2", {}, "Now"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "State of the runs" }, states)];
   if (sites.length) {
     const table = el("table", { class: "words" });
+    const state = ({ connected, trouble }) => (connected ? (trouble ? "fails" : "connected") : "not there");
     fillTable(table, ["site", "state", "certificate ends in"], sites.map((site) => [site.name,
-      el("td", {}, el("span", { class: `state ${site.connected ? "training" : "lost"}` }, site.connected ? "connected" : "not there")),
+      el("td", {}, el("span", { class: `state ${state(site) === "connected" ? "training" : "lost"}`, title: site.trouble }, state(site))),
       site.days === null ? "–" : `${site.days} days`]));
     parts.push(el("h3", {}, "Sites"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "State of the sites" }, table));
   }
