@@ -280,7 +280,7 @@ def test_a_site_reads_its_own_rows(tmp_path):
     from splitcast.deploy.samples import read_rows, site_rows
 
     np.savez(tmp_path / "rows.npz", x=np.zeros((5, 1, 28, 28), np.float32), y=np.arange(5))
-    x, y = read_rows(str(tmp_path / "rows.npz"), "here", CONFIG)
+    x, y, _ = read_rows(str(tmp_path / "rows.npz"), "here", CONFIG)
     assert x.shape == (5, 1, 28, 28) and y.tolist() == [0, 1, 2, 3, 4]
     (tmp_path / "own_rows.py").write_text(
         "import torch\ndef mine():\n    return torch.zeros(2, 1, 4, 4), torch.tensor([0, 1])\n"
