@@ -431,6 +431,8 @@ class NetworkConfig:
     have been attacked, and the strongest attack must have stayed at or below `max_ssim`."""
     max_ssim: Annotated[float, Field(ge=-1, le=1)] = 0.3
     """Greatest structural similarity that an attack may reach, with `leakage`."""
+    client_memory_mib: Numbers = ()
+    """Memory of the clients for a plan with a cut for each (`plan --per-client`). Default: no limit."""
     gamma: Numbers = ()
     """Gamma(phi(v)) for every cut, the convergence penalty of P1. Default: phi(v)/q."""
     gamma_weight: NonNegative = 1.0
@@ -476,7 +478,8 @@ class PolicyConfig:
     """Which cut every round uses."""
 
     policy: Text = "fixed"
-    """fixed (the cut given), fixed:V, random, greedy, myopic, clairvoyant, ddqn:FILE, or module:function of yours."""
+    """fixed (the cut given), fixed:V, random, greedy, myopic, clairvoyant, bargain (between time, energy and privacy),
+    ddqn:FILE, or module:function of yours."""
     charge_migration: bool = True
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0

@@ -43,6 +43,12 @@ def _peers(repeats: int) -> list[Row]:
     return peers(repeats)
 
 
+def _assign(repeats: int) -> list[Row]:
+    from splitcast.bench.assign import bench_assign
+
+    return bench_assign(repeats)
+
+
 BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "engine": _engine,
     "allocate": _allocate,
@@ -50,4 +56,5 @@ BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "ccc": _ccc,
     "flare": _flare,
     "peers": _peers,
+    "assign": _assign,
 }

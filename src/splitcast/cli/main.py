@@ -100,13 +100,16 @@ def sweep(options: SweepOptions) -> None:
 
 
 def plan(options: PlanOptions) -> None:
-    from splitcast.cli.show_plan import run_plan
+    from splitcast.cli.show_plan import run_per_client, run_plan
     from splitcast.model import make_model
 
     config, model = options.settings, None
     if options.input_shape:
         classes = 10 if options.classes is None else options.classes
         model = make_model(config, options.input_shape, classes)
+    if options.per_client:
+        run_per_client(config, min(options.draws, 8), model, options.json)
+        return
     run_plan(config, options.draws, options.out, model, options.classes, options.json)
 
 

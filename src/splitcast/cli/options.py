@@ -129,6 +129,8 @@ class PlanOptions:
     settings: Settings = field(default_factory=Config)
     draws: int = 100
     """Channel draws to average over: the first rounds of a training with these settings."""
+    per_client: bool = False
+    """A cut for every client instead, with a bound on how far from the best it can be; over up to 8 draws."""
     input_shape: tuple[int, ...] = ()
     """Shape of one sample. Default: the data set's."""
     classes: int | None = None
@@ -255,7 +257,7 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine, allocate, gb, ccc, flare, or peers (other frameworks, which it installs for themselves)."""
+    """engine, allocate, assign, gb, ccc, flare, or peers (other frameworks, which it installs for themselves)."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False

@@ -12,6 +12,7 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.latency import PARTS
 from splitcast.model.split import SplitModel
+from splitcast.studies.per_client import plan_per_client
 from splitcast.studies.plan import CutPlan, Plan, plan
 from splitcast.studies.plan_figure import plot_gantt
 
@@ -45,6 +46,31 @@ def run_plan(
         title_of(made, config),
         Columns(client_tables(made)),
         f"figure: {out / 'gantt.png'}",
+        sep="\n",
+        highlight=False,
+    )
+
+
+def run_per_client(config: Config, draws: int, model: SplitModel | None, as_json: bool) -> None:
+    """`splitcast plan --per-client`."""
+    made = plan_per_client(config, draws, model)
+    if as_json:
+        print(json.dumps(made.as_json() | {"common_s": made.common_s if made.common_cut else None}, indent=2))
+        return
+    table = _table(f"cuts of {len(made.cuts)} clients", "cut", "clients", "MiB each", "which")
+    for cut in sorted(set(made.cuts)):
+        mine = [n for n, own in enumerate(made.cuts) if own == cut]
+        shown = ", ".join(str(n) for n in mine[:MOST_ROWS]) + (" ..." if len(mine) > MOST_ROWS else "")
+        table.add_row(str(cut), str(len(mine)), f"{made.memory_mib[mine[0]]:.2f}", shown)
+    common = (
+        f"{made.common_s:.4g} s at cut {made.common_cut} for all" if made.common_cut else "no cut is allowed to all"
+    )
+    Console().print(
+        f"{made.scheme}: mean of {made.draws} rounds, {config.network.bandwidth_hz / 1e6:g} MHz",
+        table,
+        f"round {made.seconds:.4g} s, at least {made.lower_bound_s:.4g} s whatever the cuts (gap {made.gap:.2%})",
+        common + (f", {made.gain:.3g} times as long" if made.common_cut else ""),
+        f"to train it: --cut {','.join(str(cut) for cut in made.cuts)}" if len(made.cuts) <= 100 else "",
         sep="\n",
         highlight=False,
     )

@@ -7,6 +7,7 @@
 | greedy         | the least w Γ + l_t of the round, by enumeration: exact for P1 while moves are free; ignores them |
 | myopic         | the least w Γ + l_t + seconds of the move, of this round alone                                   |
 | clairvoyant    | the least total with moves over the whole training, knowing all its channels: the bound          |
+| bargain        | Kalai-Smorodinsky between seconds, joules and privacy of the round (`cutting.bargain`)           |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
 | module:function | a function of yours                                                                           |
 """
@@ -23,6 +24,7 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
+from splitcast.cutting.bargain import bargained
 from splitcast.cutting.costs import CHOICE, CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent
 from splitcast.training.placement import Placement
@@ -75,7 +77,7 @@ POLICIES = Registry[Policy](
     "policy",
     takes=1,
     entries={"random": random, "greedy": greedy, "myopic": myopic},
-    forms=("fixed", "fixed:V", "clairvoyant", "ddqn:FILE"),
+    forms=("fixed", "fixed:V", "clairvoyant", "bargain", "ddqn:FILE"),
 )
 """Policies that need nothing but the situation; `make_policy` makes those of the further forms."""
 
@@ -130,6 +132,9 @@ def make_policy(name: str, world: CutCosts, known: EpisodeCosts, default_cut: in
         return fixed(cut)
     if name == "clairvoyant":
         return clairvoyant(world, known)
+    if name == "bargain":
+        agreed = bargained(world, known)
+        return lambda here: here.cuts[int(agreed[here.round - 1])]
     if kind == "ddqn":
         if not rest:
             raise POLICIES.unknown(name)

@@ -61,7 +61,7 @@ class MergeSfl(Split):
         client n receives B/b^n dF/dS^n, the gradient of the mean over its own,  w^c = sum_n b^n/B w^c,n.
 
     With one local step and equal batches it is `sfl` of clients with equally many samples. ``batches`` are from
-    `cutting.assign.regulated`, say; without, all have ``batch``.
+    `studies.per_client.regulated`, say; without, all have ``batch``.
 
     Not in the paper: all clients take part, where theirs are selected so that labels are balanced.
     """

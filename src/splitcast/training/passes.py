@@ -109,8 +109,8 @@ def _unstacked(values: Params, x: Tensor) -> list[Params]:
     return [{k: part[n] for k, part in parts.items()} for n in range(len(x))]
 
 
-def saved_bytes(model: SplitModel) -> int:
-    """Bytes autograd keeps per sample for a pass through the whole model."""
+def saved_bytes(model: SplitModel, stop: int = 0) -> int:
+    """Bytes autograd keeps per sample for a pass through the whole model, or through its first ``stop`` blocks."""
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -122,5 +122,5 @@ def saved_bytes(model: SplitModel) -> int:
     x = torch.zeros(1, *model.input_shape, device="cpu", dtype=model.input_dtype)
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:
-        model.forward(params, x, 0, model.depth)
+        model.forward(params, x, 0, stop or model.depth)
     return sum(size for storage, size in seen.items() if storage not in own) or 1
