@@ -14,7 +14,7 @@ itself: nothing that was sent before is needed to read it.
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from constriction import stream as ans
@@ -46,12 +46,18 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     >>> len(stream), decoded(stream, np.array([2, 3, 1], np.int32)).tolist()
     (8, [0, 0, 3, -1, 0, 0])
     """
-    classes = _classes(levels, sizes)
-    changes, steps = _told(classes)
-    heads = [int(_classes(part, np.array([len(part)]))[0]) if len(part) else 0 for part in (changes, steps)]
+    spoken = _Spoken.of(levels, sizes)
+    changes, steps = _told(spoken.classes)
+    heads = [int(_Spoken.of(part, np.array([len(part)])).classes[0]) if len(part) else 0 for part in (changes, steps)]
     coder = ans.stack.AnsCoder()
-    for kind, where in reversed(_by_class(classes, sizes)):
-        _push(coder, kind, levels[where])
+    for own in reversed(_by_class(spoken.classes, sizes)):
+        if own.kind <= _SPARSE:
+            mine = spoken.classes[spoken.group] == own.kind
+            _push_sparse(
+                coder, own.kind, own.inside(spoken.at[mine], spoken.group[mine]), spoken.values[mine], own.total
+            )
+        else:
+            _push(coder, own.kind, levels[own.places()])
     for kind, part in zip(reversed(heads), (steps, changes), strict=True):
         _push(coder, kind, part)
     words: bytes = coder.get_compressed().astype("<u4").tobytes()
@@ -72,8 +78,12 @@ def decoded(stream: bytes, sizes: Integers) -> Integers:
     if classes[~silent].size and not 1 <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
         raise SplitcastError("code stream: has a scale that does not exist")
     levels = np.zeros(int(sizes.sum()), np.int32)
-    for kind, where in _by_class(classes, sizes):
-        levels[where] = _pop(coder, kind, len(where))
+    for own in _by_class(classes, sizes):
+        if own.kind <= _SPARSE:
+            at, values = _pop_sparse(coder, own.kind, own.total)
+            levels[own.outside(at)] = values
+        else:
+            levels[own.places()] = _pop(coder, own.kind, own.total)
     if not coder.is_empty():
         raise SplitcastError("code stream: is longer than what it holds")
     return levels
@@ -87,18 +97,32 @@ def ideal_bits(sums: NDArray[Any], sizes: NDArray[Any]) -> float:
     return float(bits[sums > 0].sum())
 
 
-def _classes(levels: Integers, sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """The class of every group: by its mean size, and no number may be beyond its table."""
-    if not len(sizes):
-        return np.zeros(0, np.int64)
-    starts = np.cumsum(sizes) - sizes
-    size = np.abs(levels)
-    sums = np.add.reduceat(size, starts, dtype=np.int64)
-    most = np.maximum.reduceat(size, starts)
-    classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
-    shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
-    classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
-    return np.where(sums > 0, np.minimum(classes, _LAST), 0)
+class _Spoken(NamedTuple):
+    """Levels that are not zero, since most are, and the class of every group."""
+
+    at: NDArray[np.intp]
+    values: Integers
+    group: NDArray[np.intp]
+    """of each of them"""
+    classes: NDArray[np.int64]
+    """by the mean size in a group, and no number may be beyond its table"""
+
+    @staticmethod
+    def of(levels: Integers, sizes: NDArray[Any]) -> "_Spoken":
+        at = np.flatnonzero(levels)
+        values = levels[at]
+        first = np.searchsorted(at, np.cumsum(sizes) - sizes)
+        count = np.diff(first, append=len(at))
+        sums, most = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
+        if len(at):
+            size, some = np.abs(values), count > 0
+            sums[some] = np.add.reduceat(size, first[some], dtype=np.int64)
+            most[some] = np.maximum.reduceat(size, first[some])
+        classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
+        shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
+        classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
+        classes = np.where(sums > 0, np.minimum(classes, _LAST), 0)
+        return _Spoken(at, values, np.repeat(np.arange(len(sizes)), count), classes)
 
 
 def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
@@ -108,13 +132,41 @@ def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
     return changes, np.diff(classes[spoken], prepend=_ONE).astype(np.int32)
 
 
-def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Every class but the silent one, with the places of its levels, group after group."""
-    starts, found = np.cumsum(sizes) - sizes, []
+class _Class(NamedTuple):
+    """The groups of a class, one behind the other."""
+
+    kind: int
+    groups: NDArray[np.intp]
+    first: NDArray[np.int64]
+    """where each begins among all levels"""
+    before: NDArray[np.int64]
+    """where it begins among those of the class"""
+    total: int
+    """levels of the class"""
+
+    def places(self) -> NDArray[np.int64]:
+        """Of all its levels."""
+        count = np.diff(self.before, append=self.total)
+        return np.repeat(self.first - self.before, count) + np.arange(self.total)
+
+    def inside(self, at: NDArray[Any], group: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Places among all levels, in these groups, as places in the class."""
+        k = np.searchsorted(self.groups, group)
+        return at + (self.before - self.first)[k]
+
+    def outside(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The inverse of `inside`."""
+        k = np.searchsorted(self.before, at, side="right") - 1
+        return at + (self.first - self.before)[k]
+
+
+def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[_Class]:
+    """Every class but the silent one."""
+    starts, found = np.cumsum(sizes, dtype=np.int64) - sizes, []
     for c in np.flatnonzero(np.bincount(classes, minlength=1)[1:]) + 1:
-        first, count = starts[classes == c], sizes[classes == c]
-        before = np.cumsum(count) - count
-        found.append((int(c), np.repeat(first - before, count) + np.arange(count.sum())))
+        groups = np.flatnonzero(classes == c)
+        ends = np.cumsum(sizes[groups], dtype=np.int64)
+        found.append(_Class(int(c), groups, starts[groups], ends - sizes[groups], int(ends[-1])))
     return found
 
 
@@ -122,7 +174,8 @@ def _push(coder: Any, kind: int, levels: Integers) -> None:
     if not kind or not len(levels):
         return
     if kind <= _SPARSE:
-        _push_sparse(coder, kind, levels)
+        at = np.flatnonzero(levels)
+        _push_sparse(coder, kind, at, levels[at], len(levels))
         return
     shift, table = _model(kind)
     if shift:
@@ -131,29 +184,32 @@ def _push(coder: Any, kind: int, levels: Integers) -> None:
 
 
 def _pop(coder: Any, kind: int, count: int) -> Integers:
+    levels = np.zeros(count, np.int32)
     if not kind or not count:
-        return np.zeros(count, np.int32)
+        return levels
     if kind <= _SPARSE:
-        return _pop_sparse(coder, kind, count)
+        at, levels[at] = _pop_sparse(coder, kind, count)
+        return levels
     shift, table = _model(kind)
-    levels: Integers = coder.decode(table, count) - np.int32(_REACH)
+    levels = coder.decode(table, count) - np.int32(_REACH)
     return (levels << shift) + coder.decode(ans.model.Uniform(2**shift), count) if shift else levels
 
 
-def _push_sparse(coder: Any, kind: int, levels: Integers) -> None:
-    """How many are not zero, the zeros before each of them, and what they are: the same bits in fewer numbers."""
-    at = np.flatnonzero(levels)
+def _push_sparse(coder: Any, kind: int, at: NDArray[Any], values: Integers, count: int) -> None:
+    """How many of ``count`` are not zero, the zeros before each of them, and what they are: the same bits in fewer
+    numbers."""
     gaps = np.diff(at, prepend=-1).astype(np.int32) - np.int32(1)
     shift = max(0, int(gaps.max()).bit_length() - _GAP_BITS)
-    coder.encode_reverse(levels[at] + np.int32(_REACH), _nonzero(kind))
+    coder.encode_reverse(values + np.int32(_REACH), _nonzero(kind))
     if shift:
         coder.encode_reverse(gaps & (2**shift - 1), ans.model.Uniform(2**shift))
-    coder.encode_reverse(gaps >> shift, _gaps(len(levels), len(at), shift))
+    coder.encode_reverse(gaps >> shift, _gaps(count, len(at), shift))
     coder.encode_reverse(np.array([shift], np.int32), ans.model.Uniform(32))
-    coder.encode_reverse(np.array([len(at)], np.int32), ans.model.Uniform(len(levels) + 1))
+    coder.encode_reverse(np.array([len(at)], np.int32), ans.model.Uniform(count + 1))
 
 
-def _pop_sparse(coder: Any, kind: int, count: int) -> Integers:
+def _pop_sparse(coder: Any, kind: int, count: int) -> tuple[NDArray[np.int64], Integers]:
+    """Where levels are not zero, and what they are."""
     found = int(coder.decode(ans.model.Uniform(count + 1), 1)[0])
     shift = int(coder.decode(ans.model.Uniform(32), 1)[0])
     if not found or shift > int(count).bit_length():
@@ -161,12 +217,10 @@ def _pop_sparse(coder: Any, kind: int, count: int) -> Integers:
     gaps = coder.decode(_gaps(count, found, shift), found).astype(np.int64) << shift
     if shift:
         gaps += coder.decode(ans.model.Uniform(2**shift), found)
-    at = np.cumsum(gaps + 1) - 1
+    at: NDArray[np.int64] = np.cumsum(gaps + 1) - 1
     if at[-1] >= count:
         raise SplitcastError("code stream: has a level behind its group")
-    levels = np.zeros(count, np.int32)
-    levels[at] = coder.decode(_nonzero(kind), found) - np.int32(_REACH)
-    return levels
+    return at, coder.decode(_nonzero(kind), found) - np.int32(_REACH)
 
 
 @cache

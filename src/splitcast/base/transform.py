@@ -188,7 +188,14 @@ class Transform(Codec):
         if not x.numel():
             return x, [0] * len(x)
         sent = [self._sent(one) for one in x]  # one by one: a message is the same whoever else sends
-        return torch.stack([values for _, values in sent]).to(x), [len(payload) for payload, _ in sent]
+        lay = Shape.of(x.shape[1:])
+        seen = [
+            one.detach().to("cpu", torch.float32).clamp(-_TOP, _TOP)
+            if parts is None
+            else _rebuilt(parts, lay, one.shape)
+            for one, (_, parts) in zip(x, sent, strict=True)
+        ]
+        return torch.stack(seen).to(x), [len(payload) for payload, _ in sent]
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         if not math.prod(shape):
@@ -201,17 +208,17 @@ class Transform(Codec):
         lay = Shape.of(shape)
         return _rebuilt(_parsed(data, lay), lay, shape)
 
-    def _sent(self, x: Tensor) -> tuple[bytes, Tensor]:
-        """A message, and what is decoded of it."""
+    def _sent(self, x: Tensor) -> tuple[bytes, Parts | None]:
+        """A message, and what it says; None if the values as they are."""
         x = x.detach().to("cpu", torch.float32)
         low, high = (float(v) for v in torch.aminmax(x))
         if max(-low, high) < LARGEST:  # not so if there is a NaN
             found = self._coded(x, clamped=low >= 0)
             if found and len(found[0]) < self.bound(x.shape):
                 return found
-        return bytes([RAW]) + FP32.encode(x).numpy().tobytes(), x.clamp(-_TOP, _TOP)
+        return bytes([RAW]) + FP32.encode(x).numpy().tobytes(), None
 
-    def _coded(self, x: Tensor, *, clamped: bool) -> tuple[bytes, Tensor] | None:
+    def _coded(self, x: Tensor, *, clamped: bool) -> tuple[bytes, Parts] | None:
         """As above, at the rate; None where levels would be too large."""
         spectrum = Spectrum(x, clamped=clamped)
         if self.rate.by == "step":
@@ -228,7 +235,7 @@ class Transform(Codec):
         at = spectrum.search(lambda step: spectrum.error(step) > worst) - 1  # the coarsest that is good enough
         for k in range(at, at - MOST_TRIALS, -1):
             found = spectrum.message(_ladder(k))
-            if not found or float((found[1] - x).double().square().sum()) <= worst:
+            if not found or float((spectrum.seen(found[1]) - x).double().square().sum()) <= worst:
                 return found
         return None
 
@@ -244,8 +251,8 @@ class Spectrum:
             found = torch.linalg.eigh(self.rows @ self.rows.T / self.lay.places)
             self.energies, self.vectors = found.eigenvalues.flip(0), found.eigenvectors.flip(1)
 
-    def message(self, step: float) -> tuple[bytes, Tensor] | None:
-        """The message of this step, and what is decoded of it; None where a level would be too large."""
+    def message(self, step: float) -> tuple[bytes, Parts] | None:
+        """The message of this step, and what it says; None where a level would be too large."""
         step = float(torch.tensor(step, device="cpu").bfloat16())
         if step < 2.0**-100:
             return None
@@ -257,7 +264,8 @@ class Spectrum:
             columns = (self.vectors * fine.exp2()).round().T.to(torch.int32).numpy()
             rows = _orthonormal(exponents, columns).T @ rows
         spread = _turned(rows, lay, forward=True).div_(step)
-        if max(-float(spread.min()), float(spread.max())) >= LIMIT - 1:
+        low, high = (float(v) for v in torch.aminmax(spread))
+        if max(-low, high) >= LIMIT - 1:
             return None
         levels = _quantised(spread).view(lay.channels, -1, lay.samples).numpy().take(_rings(lay).order, axis=1)
         if lay.klt:
@@ -265,7 +273,11 @@ class Spectrum:
             kept = int(used[-1]) + 1 if len(used) else 0
             exponents, columns, levels = exponents[:kept], columns[:kept], levels[:kept]
         parts = Parts(step, self.clamped, exponents, columns, levels)
-        return _packed(parts, lay), _rebuilt(parts, lay, self.shape)
+        return _packed(parts, lay), parts
+
+    def seen(self, parts: Parts) -> Tensor:
+        """What is decoded of a message."""
+        return _rebuilt(parts, self.lay, self.shape)
 
     # on some of the samples, with an exact KLT: what a step costs and what it loses, about
 
