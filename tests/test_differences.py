@@ -13,7 +13,7 @@ from splitcast.training.weights import TRAINED, Weights
 from test_federation import IMAGES, Wired, at, difference, federation, settings
 
 SYNCED = ["sfl", "sfl-gb", "fl", "psl"]
-FORMATS = ["int8", "int4", "transform:5%"]
+FORMATS = ["int8", "int4", "transform:5%", "rotated:4", "topk:20%"]
 
 
 def configured(scheme, sync_codec, **values):

@@ -130,6 +130,28 @@ def test_ten_rounds_equal_the_simulator(name, tau):
     assert fed.drift() == pytest.approx(sim.drift(), abs=1e-5)
 
 
+FORMATS = [
+    ("transform:0.5", "transform:5%"),
+    ("transform:20B", "transform:0.01"),
+    ("rotated:4", "lloyd:2"),
+    ("int4+outliers", "rotated:8+outliers"),
+    ("randtopk:20%", "topk:30%"),
+    ("c3sl:2", "c3sl:2"),
+    ("fedlite:49,4", "rotated:2"),
+    ("splitfc:1/4", "splitfc:2/1"),
+]
+
+
+@pytest.mark.parametrize(("uplink", "downlink"), FORMATS)
+def test_every_format_travels_as_the_simulator_says(uplink, downlink):
+    """With halves that stay apart, both add in the same order, so that no last bit becomes another level."""
+    config = settings("psl", uplink_codec=uplink, downlink_codec=downlink, local_steps=2)
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    for t in range(1, 4):
+        assert fed.round(t).ledger.events == sim.round(t).ledger.events
+    assert difference(fed, sim) < 1e-6
+
+
 @pytest.mark.parametrize("name", SCHEMES)
 def test_participation_and_dropout_equal_the_simulator(name):
     config = comparable(name, participation=0.7, dropout=0.3, momentum=0.9)

@@ -194,6 +194,40 @@ def test_a_client_lost_between_local_steps_is_in_the_first_only():
     ]
 
 
+def test_formats_that_compute_are_charged_where_they_do():
+    """Clients encode before they send and decode what they got; the server decodes for each and encodes for all."""
+    who, flops = (0, 1), {(0, "forward"): 1.0, (0, "backward"): 2.0, (1, "both"): 3.0}
+    events = [
+        Work(0, "forward", who),
+        Message("up", "smashed", 100, who, coding=(5.0, 7.0)),
+        Message("up", "labels", 10, who),
+        Work(1, "both", who),
+        Message("down", "basis", 100, who, broadcast=True, coding=(11.0, 13.0)),
+        Message("down", "coefficients", 50, who, coding=(17.0, 19.0)),
+        Work(0, "backward", who),
+    ]
+    up, shared, down = fold(events, Placement.split(1, 2), flops)
+    assert (up.compute_flops, up.uplink_bits, up.server_flops) == (1.0 + 5, 880, 7.0 + 3)
+    assert (shared.joint_flops, shared.broadcast_bits, shared.backward_flops) == (11.0, 800, 0)
+    assert (down.joint_flops, down.unicast_bits, down.backward_flops) == (2 * 17.0, 400, 13.0 + 19 + 2)
+
+
+def test_a_slow_format_makes_rounds_longer():
+    config = with_values(Config(), scheme="sfl", clients=3, batch=4, arch="cnn-small", rounds=1)
+    images = data.load("mnist-mini")
+    took = {}
+    for name in ("fp32", "fedlite:196,2", "fedlite:196,64"):
+        sim = make_simulator(with_values(config, uplink_codec=name), images)
+        scenario = Scenario.of(sim.config, sim.model, sim.task)
+        ledger, dry = sim.round(1).ledger, scenario.dry(scenario.place(1), 1)
+        assert [m.coding for m in ledger.messages] == [m.coding for m in dry.messages]
+        stage = scenario.stages_of(ledger.events, scenario.place(1))[0]
+        took[name] = stage.compute_flops
+    values = 4 * 4 * 14 * 14
+    assert took["fedlite:196,2"] - took["fp32"] == pytest.approx(36 * values * 2)
+    assert took["fedlite:196,64"] - took["fp32"] == pytest.approx(36 * values * 64)
+
+
 def test_the_feedback_computes_for_those_who_take_part():
     config = with_values(Config(), scheme="sfl-gb", arch="cnn-small", clients=8, batch=4)
     here = scenario_of(config)

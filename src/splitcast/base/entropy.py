@@ -152,12 +152,14 @@ class _Class(NamedTuple):
     def inside(self, at: NDArray[Any], group: NDArray[np.intp]) -> NDArray[np.int64]:
         """Places among all levels, in these groups, as places in the class."""
         k = np.searchsorted(self.groups, group)
-        return at + (self.before - self.first)[k]
+        places: NDArray[np.int64] = at + (self.before - self.first)[k]
+        return places
 
     def outside(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The inverse of `inside`."""
         k = np.searchsorted(self.before, at, side="right") - 1
-        return at + (self.first - self.before)[k]
+        places: NDArray[np.int64] = at + (self.first - self.before)[k]
+        return places
 
 
 def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[_Class]:
@@ -188,10 +190,11 @@ def _pop(coder: Any, kind: int, count: int) -> Integers:
     if not kind or not count:
         return levels
     if kind <= _SPARSE:
-        at, levels[at] = _pop_sparse(coder, kind, count)
+        at, values = _pop_sparse(coder, kind, count)
+        levels[at] = values
         return levels
     shift, table = _model(kind)
-    levels = coder.decode(table, count) - np.int32(_REACH)
+    levels[:] = coder.decode(table, count) - np.int32(_REACH)
     return (levels << shift) + coder.decode(ans.model.Uniform(2**shift), count) if shift else levels
 
 

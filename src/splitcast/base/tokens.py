@@ -103,7 +103,8 @@ class Lloyd(Rows):
     def numbers(self, rows: Tensor, heads: Tensor, draw: Draw | None) -> Tensor:
         size = heads.to(rows.dtype)
         between = (self.levels[1:] + self.levels[:-1]) / 2
-        return torch.bucketize(rows / torch.where(size > 0, size, 1), between.to(rows)).to(rows.dtype)
+        scaled = (rows / torch.where(size > 0, size, 1)).contiguous()
+        return torch.bucketize(scaled, between.to(rows)).to(rows.dtype)
 
     def values(self, numbers: Tensor, heads: Tensor) -> Tensor:
         return self.levels.to(numbers)[numbers.long()] * heads.to(numbers.dtype)

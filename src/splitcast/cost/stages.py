@@ -119,7 +119,11 @@ def fold(events: Iterable[Event], placement: Placed, flops: Workload) -> list[St
     feedback 0 0.0 800 2.0
     """
     stages: list[Stage] = []
+    unread: list[Message] = []  # messages that came one after the other, which are decoded once all are there
     for event in events:
+        if unread and not (isinstance(event, Message) and event.direction == unread[0].direction):
+            stages[-1] = _decoded(stages[-1], unread)
+            unread = []
         last = stages[-1] if stages else None
         if isinstance(event, Message):
             bits: Load = tuple(8 * n for n in event.nbytes) if isinstance(event.nbytes, tuple) else 8 * event.nbytes
@@ -136,7 +140,28 @@ def fold(events: Iterable[Event], placement: Placed, flops: Workload) -> list[St
         else:
             name = name if name in _NAMES.values() else last.name
             stages[-1] = replace(_with(last, load, bits, who), name=name)
+        if isinstance(event, Message) and any(event.coding):
+            stages[-1] = _encoded(stages[-1], event)
+            unread.append(event)
+    if unread:
+        stages[-1] = _decoded(stages[-1], unread)
     return stages
+
+
+def _encoded(stage: Stage, message: Message) -> Stage:
+    """Clients encode before they send; the server does one message after the other."""
+    if message.direction == "up":
+        return _with(stage, "compute_flops", message.coding[0], message.clients)
+    times = 1 if message.broadcast else len(message.clients)
+    return _with(stage, "joint_flops", times * message.coding[0], message.clients)
+
+
+def _decoded(stage: Stage, messages: Sequence[Message]) -> Stage:
+    """The server decodes for each client, or each client for itself."""
+    for message in messages:
+        load = "server_flops" if message.direction == "up" else "backward_flops"
+        stage = _with(stage, load, message.coding[1], message.clients)
+    return stage
 
 
 _NAMES = {"model": "model", "migration": "re-cut"}

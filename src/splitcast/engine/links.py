@@ -11,7 +11,7 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.rounding import Draw, RoundingNoise
 from splitcast.engine.values import Known, Mapped
-from splitcast.schemes.messages import Direction, Ledger
+from splitcast.schemes.messages import Coding, Direction, Ledger
 from splitcast.schemes.program import Clients, Values
 
 
@@ -22,15 +22,16 @@ class CountingLink:
         self.ledger = ledger
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
-        self.count("up", kind, sizes(codec, x.shape, who), who.ids)
+        self.count("up", kind, sizes(codec, x.shape, who), who.ids, coding=codec.work(x.shape[1:]))
         return Known(x) if isinstance(x, Tensor) else x
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        self.count("down", kind, sizes(codec, x.shape, who), who.ids)
+        self.count("down", kind, sizes(codec, x.shape, who), who.ids, coding=codec.work(x.shape[1:]))
         return x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        self.count("down", kind, codec.nbytes(x.shape[1:]), who.ids, broadcast=True)
+        shape = x.shape[1:]
+        self.count("down", kind, codec.nbytes(shape), who.ids, broadcast=True, coding=codec.work(shape))
         return x
 
     def compute(self, flops: float, who: Clients) -> None:
@@ -47,12 +48,13 @@ class CountingLink:
         clients: Sequence[int],
         *,
         broadcast: bool = False,
+        coding: Coding = (0.0, 0.0),
     ) -> None:
         """A message of so many bytes, or of so many each; one of no bytes is none."""
         if broadcast:
-            self.ledger.broadcast(kind, nbytes, clients)
+            self.ledger.broadcast(kind, nbytes, clients, coding)
         else:
-            self.ledger.unicast(direction, kind, nbytes, clients)
+            self.ledger.unicast(direction, kind, nbytes, clients, coding)
 
     def models(
         self, direction: Direction, values: int | Sequence[int], clients: Sequence[int], *, broadcast: bool = False
@@ -84,7 +86,7 @@ class SimulatedLink(RoundingLink):
         if codec.varies or codec.draws:
             draw = self.noise(kind, codec, who, who.ids) if codec.draws else None
             return Known(self._sent("up", kind, values.whole(), codec, who, draw), values.spans)
-        self.count("up", kind, sizes(codec, values.shape, who), who.ids)
+        self.count("up", kind, sizes(codec, values.shape, who), who.ids, coding=codec.work(values.shape[1:]))
         return values if codec.exact else Mapped(values, codec.through)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
@@ -104,12 +106,12 @@ class SimulatedLink(RoundingLink):
         *,
         broadcast: bool = False,
     ) -> Tensor:
-        codec = codec.at(who.place[0])
+        codec, coding = codec.at(who.place[0]), codec.work(x.shape[1:])
         if codec.varies:
             values, each = codec.measured(x, draw)
-            self.count(direction, kind, each[0] if broadcast else each, who.ids, broadcast=broadcast)
+            self.count(direction, kind, each[0] if broadcast else each, who.ids, broadcast=broadcast, coding=coding)
             return values
-        self.count(direction, kind, sizes(codec, x.shape, who), who.ids, broadcast=broadcast)
+        self.count(direction, kind, sizes(codec, x.shape, who), who.ids, broadcast=broadcast, coding=coding)
         return codec.through(x, draw)
 
 

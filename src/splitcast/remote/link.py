@@ -72,7 +72,8 @@ class ServerLink(RoundingLink):
                 self._outbox.setdefault(n, []).append(message)
             sizes.append(len(message["data"]) if message else 0)
             decoded.append(values)
-        self.count("down", kind, sizes if codec.varies else sizes[0] if sizes else 0, who.ids)
+        size = sizes if codec.varies else sizes[0] if sizes else 0
+        self.count("down", kind, size, who.ids, coding=codec.work(x.shape[1:]))
         return torch.stack(decoded) if decoded else x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
@@ -80,7 +81,8 @@ class ServerLink(RoundingLink):
         if message:
             for n in who.ids:
                 self._outbox.setdefault(n, []).append(message)
-        self.count("down", kind, len(message["data"]) if message else 0, who.ids, broadcast=True)
+        size = len(message["data"]) if message else 0
+        self.count("down", kind, size, who.ids, broadcast=True, coding=codec.work(x.shape[1:]))
         return values[None]
 
     def exchange(
@@ -118,7 +120,8 @@ class ServerLink(RoundingLink):
             one = [each.values[k] for each in arrived]
             a.values = torch.stack(one) if one else torch.empty(0, *a.shape[1:], device="cpu")
             sizes = [each.sizes[k] for each in arrived]
-            self.count("up", a.kind, sizes if a.codec.varies else sizes[0] if sizes else 0, who.ids)
+            size = sizes if a.codec.varies else sizes[0] if sizes else 0
+            self.count("up", a.kind, size, who.ids, coding=a.codec.work(a.shape[1:]))
         for a in awaited:
             if a.values is None:
                 a.values = torch.empty(len(came), *a.shape[1:], device="cpu")

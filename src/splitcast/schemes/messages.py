@@ -10,6 +10,8 @@ from typing import Literal
 
 Direction = Literal["up", "down"]
 Phase = Literal["forward", "backward", "both"]
+Coding = tuple[float, float]
+"""FLOPs of encoding a message of one client, and of decoding it."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Message:
     """of each client; one number if all are alike"""
     clients: tuple[int, ...]
     broadcast: bool = False
+    coding: Coding = (0.0, 0.0)
 
     @property
     def on_air(self) -> int:
@@ -132,17 +135,26 @@ class Ledger:
         ``further`` cohort, broadcasts are other ones."""
         self._at, self._further = start, further
 
-    def unicast(self, direction: Direction, kind: str, nbytes: int | Sequence[int], clients: Sequence[int]) -> None:
+    def unicast(
+        self,
+        direction: Direction,
+        kind: str,
+        nbytes: int | Sequence[int],
+        clients: Sequence[int],
+        coding: Coding = (0.0, 0.0),
+    ) -> None:
         """``nbytes`` to or from each client."""
         sizes = nbytes if isinstance(nbytes, int) else tuple(nbytes)
         if sizes and clients:
-            self.add(Message(direction, kind, sizes, tuple(clients)))
+            self.add(Message(direction, kind, sizes, tuple(clients), coding=coding))
 
-    def broadcast(self, kind: str, nbytes: int | Sequence[int], clients: Sequence[int]) -> None:
+    def broadcast(
+        self, kind: str, nbytes: int | Sequence[int], clients: Sequence[int], coding: Coding = (0.0, 0.0)
+    ) -> None:
         """``nbytes`` once from the server, heard by all ``clients``; or by each up to its number of them."""
         sizes = nbytes if isinstance(nbytes, int) else tuple(nbytes)
         if sizes and clients:
-            self.add(Message("down", kind, sizes, tuple(clients), broadcast=True))
+            self.add(Message("down", kind, sizes, tuple(clients), broadcast=True, coding=coding))
 
     def joint(self, flops: float, clients: Sequence[int]) -> None:
         """The server works for all ``clients`` together."""
