@@ -38,7 +38,7 @@ lint: $(STAMP)  ## style, types, layers
 	$(BIN)/lint-imports
 
 bench: $(STAMP)  ## every benchmark
-	for what in engine allocate gb ccc flare; do $(BIN)/splitcast bench $$what; done
+	for what in engine allocate gb codecs ccc flare; do $(BIN)/splitcast bench $$what; done
 
 docs: $(STAMP)  ## the documentation as a site of plain files: site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -14,6 +14,7 @@ class StandIn:
     ids: list[int]
     rho: torch.Tensor | None = None
     place: tuple[int, int] = (1, 0)
+    rows: list[int] | None = None
 
 
 class Nonzero(Codec):

@@ -220,6 +220,16 @@ def test_one_reply_by_hand():
     assert ledger.metrics() == {"rank": 1, "gamma": pytest.approx(0.5), "dropped_energy": pytest.approx(0.5 / 2.5)}
 
 
+def test_coefficients_in_a_format_of_their_own():
+    """Four rows of rank 2, whose coefficients travel in int4: 2 bytes and 2 values of 4 bits a row; nearly the same."""
+    rng = torch.Generator().manual_seed(0)
+    grads = (torch.randn(4, 2, generator=rng) @ torch.randn(2, 6, generator=rng)).view(2, 2, 6)
+    clients, ledger = StandIn([0, 1], torch.tensor([0.5, 0.5])), Ledger()
+    received = Basis(2, coefficients=CODECS["int4"]).reply(grads, clients, SimulatedLink(ledger, seed=0), FP32)
+    assert ledger.by_kind() == {"down.basis": 2 * 6 * 4, "down.coefficients": 2 * (2 * 2 + 2)}
+    assert 0 < float((received - grads).square().sum() / grads.square().sum()) < 0.02
+
+
 def simulator(cut, clients, batch, tau, **options):
     torch.manual_seed(0)
     blocks = [nn.Linear(a, b) for a, b in pairwise(WIDTHS)]

@@ -61,7 +61,7 @@ def test_sections_in_order_with_the_schemes_between_split_and_train():
     schemes = [name for name in SCHEME_SECTIONS if name not in NEVER_BARE]
     assert all(order.index("split") < order.index(name) < order.index("train") for name in schemes)
     assert re.findall(r"^\[(.*)\]$", to_toml(Config()), re.M) == order
-    assert list(tomllib.loads(to_toml(Config()))["sfl-gb"]) == ["rank", "drop"]
+    assert list(tomllib.loads(to_toml(Config()))["sfl-gb"]) == ["rank", "drop", "coefficients"]
 
 
 def test_new_keys_have_the_defaults_that_change_nothing():

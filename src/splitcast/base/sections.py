@@ -215,6 +215,8 @@ class SflGbConfig:
     """Directions in the broadcast basis of the gradients, at most that many with `drop`; 0: 8 at cut 1, else 32."""
     drop: Probability = 0.0
     """Share of the gradients' energy a step may drop, with as few directions as that takes."""
+    coefficients: Text = "auto"
+    """Format of the coefficients of the basis, such as rotated:4. auto: fp16, or fp32 where the basis is."""
 
 
 @section

@@ -75,13 +75,15 @@ def _signs(n: int) -> Tensor:
 def _hadamard(rows: Tensor) -> Tensor:
     """H x for rows (..., 2^k), by sums and differences, whose last bits do not depend on how rows are grouped."""
     shape, n, h = rows.shape, rows.shape[-1], 1
+    columns = rows.reshape(-1, n).T.contiguous()  # what is added lies together
     while h < n:
-        pairs = rows.reshape(*shape[:-1], n // (2 * h), 2, h)
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
-        rows = torch.stack([first + second, first - second], dim=-2)
+        pairs = columns.view(n // (2 * h), 2, -1)
+        columns = torch.empty_like(pairs)
+        torch.add(pairs[:, 0], pairs[:, 1], out=columns[:, 0])
+        torch.sub(pairs[:, 0], pairs[:, 1], out=columns[:, 1])
         h *= 2
-    scaled: Tensor = rows.reshape(shape) * n**-0.5
-    return scaled
+    scaled: Tensor = columns.view(n, -1) * n**-0.5
+    return scaled.T.reshape(shape)
 
 
 class Lloyd(Rows):

@@ -25,6 +25,12 @@ def _gb(repeats: int) -> list[Row]:
     return gb(repeats)
 
 
+def _codecs(repeats: int) -> list[Row]:
+    from splitcast.bench.codecs import codecs
+
+    return codecs(repeats)
+
+
 def _ccc(repeats: int) -> list[Row]:
     from splitcast.bench.ccc import ccc
 
@@ -53,6 +59,7 @@ BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "engine": _engine,
     "allocate": _allocate,
     "gb": _gb,
+    "codecs": _codecs,
     "ccc": _ccc,
     "flare": _flare,
     "peers": _peers,

@@ -37,7 +37,10 @@ def tell(what: str, done: int, total: int) -> None:
 
 
 def interleaved_medians(
-    functions: Mapping[str, Callable[[], object]], repeats: int, what: str = "measuring"
+    functions: Mapping[str, Callable[[], object]],
+    repeats: int,
+    what: str = "measuring",
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Median seconds per call; the functions take turns, so that a disturbance hits all of them alike."""
     times: dict[str, list[float]] = {name: [] for name in functions}
@@ -45,9 +48,9 @@ def interleaved_medians(
     for turn in range(repeats + 1):  # the first warms up
         for k, (name, function) in enumerate(functions.items()):
             tell(what, turn * len(functions) + k, total)
-            start = time.perf_counter()
+            start = clock()
             function()
             if turn:
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     tell(what, total, total)
     return {name: statistics.median(values) for name, values in times.items()}

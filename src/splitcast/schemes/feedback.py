@@ -70,11 +70,12 @@ class Basis(Feedback):
     whose error is at most this share of sum_n rho^n ||s^n||^2. Rank min(N b, d) is `Unicast`.
 
     The codec rounds the basis; coefficients are then fitted to the rounded basis by least squares, and travel in
-    fp16 (fp32 if the basis does).
+    fp16 (fp32 if the basis does), or in a format of their own.
     """
 
     rank: int
     budget: float = 0.0
+    coefficients: Codec | None = None
 
     def reply(self, grads: Tensor, clients: Clients, link: Link, codec: Codec) -> Tensor:
         n, b = grads.shape[:2]
@@ -94,9 +95,13 @@ class Basis(Feedback):
             coefficients = g.new_empty(n * b, len(basis))
         else:
             coefficients = found.coefficients if codec.exact else fit(g, basis)
-        wire = codec if codec.exact else FP16
+        wire = self.wire(codec)
         coefficients = link.unicast("coefficients", coefficients.view(n, b, -1), wire, clients)
         return (coefficients.flatten(0, 1) @ basis).view(-1, *grads.shape[1:])
+
+    def wire(self, codec: Codec) -> Codec:
+        """The format of coefficients where the basis has this one."""
+        return self.coefficients or (codec if codec.exact else FP16)
 
     def flops(self, clients: int, shape: Sequence[int]) -> float:
         """Decomposition and fitting, over gradients (b, *d) of so many clients."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.base.formats import CODECS
+from splitcast.base.formats import CODECS, codec
 from splitcast.base.registry import Registry
 from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
 from splitcast.schemes.feedback import Basis, Mean, Partial
@@ -78,7 +78,9 @@ class SflGb(Split):
         uplink, rank, self.sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(cut, ("int8", 32, 1))
         self.uplink, self.config = CODECS[uplink], config
         super().__init__(config)
-        self.feedback = Basis(config.sfl_gb.rank or rank, config.sfl_gb.drop)
+        own = config.sfl_gb
+        coefficients = None if own.coefficients == "auto" else codec(own.coefficients, "sfl-gb.coefficients")
+        self.feedback = Basis(own.rank or rank, own.drop, coefficients)
 
     def at(self, placement: Placed) -> Scheme:
         return type(self)(self.config, placement)
@@ -87,6 +89,7 @@ class SflGb(Split):
         assert isinstance(self.feedback, Basis)
         return {
             "sfl-gb.rank": self.feedback.rank,
+            "sfl-gb.coefficients": self.feedback.wire(self.downlink).name,
             "sync_every": self.sync_every,
             "uplink_codec": self.uplink.name,
             "downlink_codec": self.downlink.name,
