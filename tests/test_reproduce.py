@@ -175,8 +175,10 @@ def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
 
 def test_figures_share_trainings(drawn):
     here, _ = drawn
-    runs = [folder.name for folder in (here.out / "runs").iterdir()]
-    assert sum("-sfl-cut1-" in name for name in runs) == 2 * 2 + 1, "two seeds of two partitions, one packed"
+    runs = [RunFolder(folder).config() for folder in (here.out / "runs").iterdir()]
+    plain = replace(TINY.split, scheme="sfl")
+    found = [c for c in runs if c.split == plain and c.train.momentum == 0 and c.defence == TINY.defence]
+    assert len(found) == 2 * 2, "two seeds of two partitions"
 
 
 def test_curves_are_those_of_the_records(drawn):

@@ -1,4 +1,4 @@
-"""Send once, replay: the server keeps decoded smashed data and trains on them many times (docs/replay.md).
+"""Send once, replay: the server keeps decoded smashed data and trains on them many times (docs/bytes.md).
 
 Clients send every sample once, in an order of their own, b in a round; what the server decodes goes into a pool, on
 which its half trains in every round, whether something came or not:
@@ -46,7 +46,7 @@ class Replay(Headed):
     """
 
     name = "sfl-replay"
-    uplink, downlink, sync = codec("transform:3"), CODECS["int8"], CODECS["int8"]
+    uplink, downlink, sync = codec("transform:80B"), codec("transform:20%"), CODECS["int8"]
     one_server = True
     at_once = False
     """Whether all is sent in one round"""

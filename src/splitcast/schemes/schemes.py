@@ -9,16 +9,17 @@ Further ones are in `sequential`, `merged`, `variants`, `auxiliary` and `replay`
 | psl    | `Psl`           | `Unicast`  | never              | Jeon and Kim, Parallel split learning, ICOIN 2020 |
 | epsl-cut | `EpslCut`     | `Partial`  | never              | after Lin et al., TMC 2024; aggregates at the cut |
 | sfl-gb | `SflGb`         | `Basis`    | depends on the cut | ours: docs/basis-broadcast.md                     |
+| sfl-tc | `SflTc`         | `Basis`    | depends on the cut | ours: docs/bytes.md                               |
 | fl     | `FedAvg`        | nothing    | every round        | McMahan et al., AISTATS 2017                      |
 | sl     | `SplitLearning` | `Unicast`  | half handed on     | Vepakomma et al. 2018                             |
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.base.formats import CODECS, codec
+from splitcast.base.formats import codec
 from splitcast.base.registry import Registry
 from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
 from splitcast.schemes.feedback import Basis, Mean, Partial
@@ -63,6 +64,16 @@ class EpslCut(Split):
         self.feedback = Partial(config.epsl.aggregate)
 
 
+class Lean(NamedTuple):
+    """What a scheme takes at a cut, unless it is told otherwise."""
+
+    uplink: str
+    downlink: str
+    sync: str
+    rank: int
+    sync_every: int = 1
+
+
 class SflGb(Split):
     """Basis broadcast, ours (docs/basis-broadcast.md): s_i^n ~ C_i^n B, the basis B for all, coefficients for each.
 
@@ -70,17 +81,17 @@ class SflGb(Split):
     """
 
     name = "sfl-gb"
-    sync_every = 1
-    downlink = CODECS["int8"]
+    usual: Mapping[int, Lean] = {1: Lean("int2", "int8", "fp32", 8), 2: Lean("int2", "int8", "fp32", 32, 2)}
+    deeper = Lean("int8", "int8", "fp32", 32)
 
     def __init__(self, config: Config, placement: Placed | None = None) -> None:
-        cut = min(config.split.cuts) if placement is None else placement.cut
-        uplink, rank, self.sync_every = {1: ("int2", 8, 1), 2: ("int2", 32, 2)}.get(cut, ("int8", 32, 1))
-        self.uplink, self.config = CODECS[uplink], config
+        own = self.usual.get(min(config.split.cuts) if placement is None else placement.cut, self.deeper)
+        self.uplink, self.downlink, self.sync = (codec(name) for name in own[:3])
+        self.sync_every, self.config = own.sync_every, config
         super().__init__(config)
-        own = config.sfl_gb
-        coefficients = None if own.coefficients == "auto" else codec(own.coefficients, "sfl-gb.coefficients")
-        self.feedback = Basis(own.rank or rank, own.drop, coefficients)
+        told = config.sfl_gb
+        coefficients = None if told.coefficients == "auto" else codec(told.coefficients, "sfl-gb.coefficients")
+        self.feedback = Basis(told.rank or own.rank, told.drop, coefficients)
 
     def at(self, placement: Placed) -> Scheme:
         return type(self)(self.config, placement)
@@ -95,6 +106,18 @@ class SflGb(Split):
             "downlink_codec": self.downlink.name,
             "sync_codec": self.sync.name,
         }
+
+
+class SflTc(SflGb):
+    """Transform coding, ours (docs/bytes.md): basis broadcast with transform-coded smashed data and directions, and
+    client halves as differences of four bits."""
+
+    name = "sfl-tc"
+    usual: Mapping[int, Lean] = {
+        1: Lean("transform:150B", "transform:20%", "int4", 2),
+        2: Lean("transform:10%", "transform:20%", "int4", 8, 2),
+    }
+    deeper = Lean("transform:10%", "int8", "int4", 32, 2)
 
 
 class FedAvg(Scheme):
@@ -156,6 +179,7 @@ for _scheme in (
     FedPairing,
     PersonalPsl,
     Sglr,
+    SflTc,
     Replay,
     LocalLoss,
     CseFsl,

@@ -6,6 +6,7 @@ from splitcast.studies.reproduce import (
     ablation,
     bandwidth,
     basis,
+    bytes,
     depth,
     fig3,
     fig4,
@@ -34,4 +35,5 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "bandwidth": bandwidth.draw,
     "ablation": ablation.draw,
     "privacy": privacy.draw,
+    "bytes": bytes.draw,
 }
