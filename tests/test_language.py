@@ -1,6 +1,9 @@
 """Fine-tuning of language models, split: what plain PyTorch does with the same tokens, with labels at home or not."""
 
+import contextlib
 import copy
+import io
+import json
 
 import pytest
 import torch
@@ -9,14 +12,17 @@ import torch.nn.functional as F
 from splitcast.base.config import Config, LoraConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
+from splitcast.cli.main import main
 from splitcast.data.batches import draw_batches
 from splitcast.engine.simulator import Simulator
+from splitcast.model import make_model
 from splitcast.model.lora import LoRA, add_lora
 from splitcast.model.split import SplitModel
+from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placement
 from splitcast.training.positions import NextToken, next_tokens
 from splitcast.training.weights import FROZEN
-from test_transformer import TOKENS, hf
+from test_transformer import FAMILIES, TOKENS, hf
 
 LORA = LoraConfig(rank=2, modules=("q_proj", "v_proj"), alpha=4)
 LENGTH = 7
@@ -160,3 +166,73 @@ def test_clients_share_what_is_frozen():
     assert sim.state.client.copies == 16
     assert all(v.data_ptr() in base for v in sim.state.client.slots[FROZEN].values())
     assert all(len(v) == 16 for v in sim.state.client.params.values())
+
+
+def test_rows_of_a_basis_are_tokens():
+    """Of rank d it is exact: d x d values to all, and d coefficients for every token."""
+    sims = [sim_of(split_of(hf("llama")), [12, 20], scheme=scheme, **EXACT) for scheme in ("sfl-gb", "sfl")]
+    sent, _ = (sim.round(1).ledger.by_kind() for sim in sims)
+    assert sent["down.basis"] == 4 * 16 * 16 and sent["down.coefficients"] == 2 * 4 * 5 * LENGTH * 16
+    assert distance(trained(sims[0]), trained(sims[1])) < 1e-9
+
+
+# planning
+
+
+@pytest.fixture
+def described(tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(FAMILIES["llama"] | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    return f"hf:{file}"
+
+
+def planned(arch, *options):
+    """`splitcast plan --json`."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        main(["plan", "--arch", arch, "--json", "--draws", "2", "--clients", "2", "--batch", "3", *options])
+    return json.loads(said.getvalue())
+
+
+def test_a_plan_needs_no_weights(described, tmp_path):
+    """What crosses a cut, what a client holds and computes, worked out by hand and on the model itself."""
+    where = ("--out", str(tmp_path), "--input-shape", "9")
+    lora = ("--lora.rank", "2", "--lora.modules", "q_proj,v_proj", "--optimizer", "adamw", "--scheme", "sfl")
+    cuts = planned(described, *where, *lora)["cuts"]
+    model = split_of(hf("llama", architectures=["LlamaForCausalLM"]), LoraConfig(rank=2, modules=LORA.modules))
+    layer = 16 * (16 + 8 + 8 + 16 + 3 * 24) + 2 * 16 + 2 * (16 + 16 + 16 + 8)
+    adapters = 2 * (16 + 16 + 16 + 8)
+    for k, cut in enumerate(cuts):
+        assert cut["memory"]["weights"] == 4 * (TOKENS * 16 + k * layer)
+        steps = 2 * k  # AdamW counts the steps of every tensor
+        assert cut["memory"]["optimiser"] == pytest.approx(4 * k * adapters * 3, abs=4 * (2 * steps + 16))
+        sync = 4 * k * adapters * 3
+        smashed = 2 * 3 * 9 * (16 * 4 + 1)
+        assert cut["up_bits"] == pytest.approx(8 * (smashed + 2 * sync), abs=8 * 2 * 4 * (2 * steps + 16))
+    assert [cut["cut"] for cut in cuts] == list(model.cuts)
+    at_home = planned(described, *where, *lora, "--labels-at-home")["cuts"]
+    assert [cut["cut"] for cut in at_home] == [1, 2, 3]
+    assert at_home[0]["memory"]["weights"] == cuts[0]["memory"]["weights"] + 4 * 16 * (TOKENS + 1)
+
+
+def test_shapes_alone_cost_what_the_model_does(described):
+    config = with_values(Config(), arch=described, task="next-token")
+    empty, whole = (make_model(config, (9,), TOKENS, torch.int64, shapes_only=only) for only in (True, False))
+    assert empty.size == whole.size and empty.names == whole.names
+    for mine, theirs in zip(empty.profile(), whole.profile(), strict=True):
+        assert mine == theirs
+    assert saved_bytes(whole) <= saved_bytes(empty) <= 2 * saved_bytes(whole)
+
+
+def test_a_device_that_is_too_small_is_refused_with_the_number(described, tmp_path, capsys):
+    where = ("--out", str(tmp_path), "--input-shape", "9")
+    cuts = planned(described, *where)["cuts"]
+    needs = [sum(cut["memory"].values()) / 1e9 for cut in cuts]
+    assert needs == sorted(needs) and all(cut["allowed"] for cut in cuts)
+    limited = planned(described, *where, "--client-memory-gb", str(needs[1]))
+    assert [cut["allowed"] for cut in limited["cuts"]] == [True, True, False, False]
+    assert all(cut["allowed"] for cut in planned(described, *where, "--client-device", "phone")["cuts"])
+    with pytest.raises(SystemExit):
+        main(["plan", "--arch", described, *where, "--batch", "3", "--client-memory-gb", "1e-6"])
+    said = capsys.readouterr().err
+    assert f"client_memory_gb: 1e-06 is too little for any cut; at cut 1 a client needs {needs[0]:.3g} GB" in said

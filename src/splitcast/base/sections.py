@@ -410,6 +410,8 @@ class NetworkConfig:
     """Speed of the clients."""
     client_flops_per_s_range: Speeds = ()
     """Draw each client's speed uniformly from `low high` instead."""
+    client_memory_gb: NonNegative = 0.0
+    """Memory of a client: a cut that needs more is refused; 0: no limit."""
     radius_m: Metres = 500.0
     """Clients are spread evenly over a disc of this radius around the server."""
     min_distance_m: Metres = 10.0

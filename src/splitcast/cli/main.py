@@ -100,17 +100,28 @@ def sweep(options: SweepOptions) -> None:
 
 
 def plan(options: PlanOptions) -> None:
+    from splitcast.base.config import with_values
     from splitcast.cli.show_plan import run_per_client, run_plan
+    from splitcast.cost.memory import device
     from splitcast.model import make_model
+    from splitcast.model.hub import text_shape
 
-    config, model = options.settings, None
-    if options.input_shape:
-        classes = 10 if options.classes is None else options.classes
-        model = make_model(config, options.input_shape, classes)
+    config, model, shape, classes = options.settings, None, options.input_shape, options.classes
+    if options.client_device:
+        given = device(options.client_device)
+        config = with_values(config, client_flops_per_s=given.flops_per_s, client_memory_gb=given.memory_gb)
+    text = text_shape(config.model.arch) if config.data.dataset == "mnist-mini" else None
+    if text:
+        shape = shape or (text[0],)
+        config = with_values(config, task="next-token") if text[1] else config
+    if shape:
+        model = make_model(config, shape, 10 if classes is None else classes, shapes_only=True)
+    if model and classes is None and config.model.task == "next-token":
+        classes = model.smashed_shape(model.depth)[-1]
     if options.per_client:
         run_per_client(config, min(options.draws, 8), model, options.json)
         return
-    run_plan(config, options.draws, options.out, model, options.classes, options.json)
+    run_plan(config, options.draws, options.out, model, classes, options.json)
 
 
 def learn(options: LearnOptions) -> None:

@@ -135,6 +135,8 @@ class PlanOptions:
     """Shape of one sample. Default: the data set's."""
     classes: int | None = None
     """Number of labels. Default: the data set's."""
+    client_device: str = ""
+    """phone, jetson or laptop: sets --client-flops-per-s and --client-memory-gb."""
     out: Path = Path("runs/plan")
     """Folder for the figure (gantt.png, gantt.svg)."""
     json: bool = False

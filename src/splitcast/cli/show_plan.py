@@ -89,14 +89,14 @@ def _cut(row: CutPlan, config: Config) -> str:
 
 
 def cut_tables(made: Plan, config: Config) -> list[Table]:
-    """Loads and latency of every cut; the best one is marked, those that violate privacy are struck out."""
-    loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP")
+    """Loads and latency of every cut; the best one is marked, those that violate privacy or memory are struck out."""
+    loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP", "client MB")
     times = _table("seconds", "cut", *PARTS, "latency", "if equal", "cost")
     for row in made.cuts:
         best = row == made.best
         name = f"{'→ ' if best else ''}{'all' if config.split.scheme == 'fl' else row.cut}"
         style = "bold" if best else "" if row.allowed else "strike dim"
-        amounts = (row.up_bits, row.down_bits, row.client_flops, row.server_flops)
+        amounts = (row.up_bits, row.down_bits, row.client_flops, row.server_flops, row.memory.total)
         loads.add_row(name, f"{row.privacy:.3g}", *(f"{x / 1e6:,.1f}" for x in amounts), style=style)
         seconds = (*row.parts_s.values(), row.latency_s, row.equal_share_s, row.objective)
         times.add_row(name, *(f"{x:.3f}" for x in seconds), style=style)

@@ -39,9 +39,21 @@ ARCHITECTURES = Registry[Builder](
 
 
 def make_model(
-    config: Config, input_shape: Sequence[int], classes: int, dtype: torch.dtype = torch.float32
+    config: Config,
+    input_shape: Sequence[int],
+    classes: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    shapes_only: bool = False,
 ) -> SplitModel:
-    """The model a configuration names, with the initial weights of its seed, for samples of that type."""
+    """The model a configuration names, with the initial weights of its seed, for samples of that type.
+
+    With ``shapes_only``, as planning needs it, text models of transformers have no values and no limit of size.
+    """
+    arch = config.model.arch
+    if shapes_only and len(input_shape) == 1 and arch.startswith("hf:") and not is_pretrained(arch):
+        module, example = from_transformers(arch[3:], input_shape, classes, config.model.task, shapes_only=True)
+        return SplitModel.from_transformer(module, config.lora, example=example, arch=arch)
     seed = torch_seed(config.train.seed, "model")
     return build(config.model.arch, input_shape, classes, seed, config.model, config.lora, dtype)
 

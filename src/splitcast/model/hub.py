@@ -18,23 +18,24 @@ from splitcast.base.files import read_bounded
 FILE_BYTES = 1_000_000
 MOST_PARAMETERS = 2**31
 """Of a model that a file describes."""
+PLANNED_LENGTH = 512
+"""Tokens of a text, where no data say it."""
 HEADS = {"next-token": "CausalLM", "pixel": "SemanticSegmentation"}
 """The kind of model for a task; else it classifies images or sequences."""
 _IGNORED = ("model_type", "architectures", "auto_map", "transformers_version", "dtype", "torch_dtype")
 
 
-def from_transformers(file: str, input_shape: Sequence[int], classes: int, task: str) -> tuple[nn.Module, Tensor]:
+def from_transformers(
+    file: str, input_shape: Sequence[int], classes: int, task: str, *, shapes_only: bool = False
+) -> tuple[nn.Module, Tensor]:
     """The model that a configuration file of transformers describes, fitted to samples and classes, and an example.
 
-    The head is the task's; channels, image size and labels are those of the data.
+    The head is the task's; channels, image size and labels are those of the data. With ``shapes_only`` it has no
+    values, so that any size can be planned.
     """
     field = f"arch: hf:{file}"
-    needed("transformers", "hf:", "pip install 'splitcast[models]'")
-    automatic = imported("arch", "transformers:AutoConfig", takes=0)
-    values = _read(Path(file), field)
-    kind = values.get("model_type")
-    if not isinstance(kind, str):
-        raise SplitcastError(f"{field} has no model_type, such as resnet or vit")
+    automatic, values = _described(file)
+    kind = values["model_type"]
     images = len(input_shape) == 3
     head = HEADS.get(task, "ImageClassification" if images else "SequenceClassification")
     maker = imported("arch", f"transformers:AutoModelFor{head}", takes=0)
@@ -42,7 +43,10 @@ def from_transformers(file: str, input_shape: Sequence[int], classes: int, task:
         config = automatic.for_model(kind, **{k: v for k, v in values.items() if k not in _IGNORED})
         _fit(config, input_shape, classes, images)
         with torch.device("meta"):
-            size = sum(p.numel() for p in maker.from_config(config).parameters())
+            empty = maker.from_config(config)
+        if shapes_only:
+            return empty.train(), torch.zeros(1, *input_shape, dtype=torch.int64, device="meta")
+        size = sum(p.numel() for p in empty.parameters())
         if size > MOST_PARAMETERS:
             raise SplitcastError(f"{field} describes {size:,} parameters; at most {MOST_PARAMETERS:,} are allowed")
         made = maker.from_config(config).float().train()
@@ -55,6 +59,23 @@ def from_transformers(file: str, input_shape: Sequence[int], classes: int, task:
         return made, torch.zeros(1, *input_shape)
     refuse_long(config.get_text_config(), input_shape, f"hf:{file}")
     return made, torch.full((1, *input_shape), config.get_text_config().vocab_size - 1)
+
+
+def text_shape(arch: str) -> tuple[int, bool] | None:
+    """Of hf:CONFIG.json: the length of texts to plan with, and whether it says that the next token is predicted; None
+    of other models."""
+    if not arch.startswith("hf:") or not arch.endswith(".json"):
+        return None
+    automatic, values = _described(arch[3:])
+    try:
+        config = automatic.for_model(values["model_type"])
+    except (ValueError, KeyError):
+        raise SplitcastError(f"arch: {arch} is of no known model_type: {shown(values['model_type'])}") from None
+    if hasattr(config, "image_size") or not hasattr(config.get_text_config(), "vocab_size"):
+        return None
+    most = values.get("max_position_embeddings", values.get("n_positions"))
+    causal = any(f"{name}".endswith(("CausalLM", "LMHeadModel")) for name in values.get("architectures") or [])
+    return min(PLANNED_LENGTH, most) if isinstance(most, int) and most > 0 else PLANNED_LENGTH, causal
 
 
 def from_timm(name: str, input_shape: Sequence[int], classes: int) -> nn.Module:
@@ -80,6 +101,16 @@ def needed(package: str, arch: str, remedy: str) -> None:
     """Refuse a model whose library is not installed."""
     if importlib.util.find_spec(package) is None:
         raise SplitcastError(f"arch: {arch} needs {package}, which is not installed; {remedy}")
+
+
+def _described(file: str) -> tuple[Any, dict[str, Any]]:
+    """The library's maker of configurations, and what a file says."""
+    needed("transformers", "hf:", "pip install 'splitcast[models]'")
+    automatic = imported("arch", "transformers:AutoConfig", takes=0)
+    values = _read(Path(file), f"arch: hf:{file}")
+    if not isinstance(values.get("model_type"), str):
+        raise SplitcastError(f"arch: hf:{file} has no model_type, such as resnet or vit")
+    return automatic, values
 
 
 def _read(file: Path, field: str) -> dict[str, Any]:

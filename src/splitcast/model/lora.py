@@ -25,7 +25,9 @@ class LoRA(nn.Module):
         super().__init__()
         inner, outer = _sizes(base)
         self.base, self.scale = base, alpha / rank
-        self.lora_A, self.lora_B = nn.Parameter(torch.empty(rank, inner)), nn.Parameter(torch.zeros(outer, rank))
+        device = next(base.parameters()).device
+        self.lora_A = nn.Parameter(torch.empty(rank, inner, device=device))
+        self.lora_B = nn.Parameter(torch.zeros(outer, rank, device=device))
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from splitcast.base.config import LoraConfig
@@ -115,9 +116,11 @@ class SplitModel:
             else:
                 self._initial[name] = p.detach().clone()
         self._buffers, self._still, self._constants = _buffers_of(whole)
+        self.device = "meta" if any(p.is_meta for p in (self._initial | self._frozen).values()) else "cpu"
+        """Where the parameters are that it was made of; meta if they have shapes only, to plan with"""
         self._mutating: set[int] = set()
         self._shapes = self._measure_shapes()
-        self._counted: dict[tuple[int, int], tuple[int, int]] = {}
+        self._counted: dict[tuple[int, bool], tuple[int, int]] = {}
         self._mixing = [self._mixes(block) for block in range(self.depth)]
         self._stackable: dict[int, bool] = {}
         self._adapted: dict[tuple[int, int], bool] = {}
@@ -344,11 +347,13 @@ class SplitModel:
     def _samples(self, rows: int, block: int) -> Tensor:
         """Random input of a block; of tokens only the first two, which every model has."""
         if block == 0 and not self.input_dtype.is_floating_point:
-            return torch.randint(0, 2, (rows, *self.input_shape), dtype=self.input_dtype)
-        return torch.randn(rows, *self.entering(block), device="cpu")
+            return torch.randint(0, 2, (rows, *self.input_shape), dtype=self.input_dtype, device=self.device)
+        return torch.randn(rows, *self.entering(block), device=self.device)
 
     def _mixes(self, block: int) -> bool:
         """Whether the first row of a block's output changes with the second row of its input."""
+        if self.device == "meta":
+            return False  # no values to be asked, and nothing is trained
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             x = self._samples(2, block)
@@ -386,7 +391,7 @@ class SplitModel:
         return self.forward(self._initial, x, block, block + 1)
 
     def _measure_shapes(self) -> list[tuple[int, ...]]:
-        x = torch.zeros(1, *self.input_shape, device="cpu", dtype=self.input_dtype)
+        x = torch.zeros(1, *self.input_shape, device=self.device, dtype=self.input_dtype)
         shapes = [self.input_shape]
         with torch.no_grad(), self.evaluating():
             for index in range(self.depth):
@@ -445,18 +450,22 @@ class SplitModel:
 
     def flops(self, start: int, stop: int) -> tuple[int, int]:
         """Forward and backward FLOPs per sample of blocks start+1..stop; but for block 1 with the input's gradient."""
-        key = (start, stop)
-        if key not in self._counted:
-            self._counted[key] = self._count_flops(start, stop, start > 0)
-        return self._counted[key]
+        forward = backward = 0
+        trained = {block_of(name) for name in (*self._initial, *self.tied)}
+        for block in range(start, stop):
+            key = block, start > 0 or any(before in trained for before in range(start, block))
+            if key not in self._counted:
+                self._counted[key] = self._count_flops(*key)
+            forward, backward = forward + self._counted[key][0], backward + self._counted[key][1]
+        return forward, backward
 
-    def _count_flops(self, start: int, stop: int, input_gradient: bool) -> tuple[int, int]:
-        params = {k: v.requires_grad_() for k, v in self.initial().items()}
-        dtype = torch.float32 if start else self.input_dtype
-        x = torch.zeros(1, *self.entering(start), device="cpu", dtype=dtype)
+    def _count_flops(self, block: int, input_gradient: bool) -> tuple[int, int]:
+        params = {k: v.requires_grad_() for k, v in self.initial().items() if self._uses(block, k)}
+        x = torch.zeros(1, *self.entering(block), device=self.device, dtype=self.input_dtype if not block else None)
         x.requires_grad_(input_gradient)
-        with self.evaluating(), FlopCounterMode(display=False) as forward:
-            out = self.forward(params, x, start, stop)
+        attention = sdpa_kernel(SDPBackend.MATH)  # fused ones are not counted on every device
+        with self.evaluating(), attention, FlopCounterMode(display=False) as forward:
+            out = self.forward(params, x, block, block + 1)
         if not out.requires_grad:
             return forward.get_total_flops(), 0
         with FlopCounterMode(display=False) as backward:

@@ -211,6 +211,7 @@ class Shell:
 
     def _run(self, x: Tensor, mask: Tensor | None, until: "_Station | None" = None) -> Any:
         masked = {} if mask is None else {"attention_mask": mask.to(torch.int64)}
+        masked = shapes_of_masks(x) or masked
         if until:
             until.stops = True
         try:
@@ -287,7 +288,7 @@ def _calls(model: nn.Module, stack: nn.ModuleList, x: Tensor) -> tuple[set[str],
         hooks.append(part.register_forward_pre_hook(lambda *_, name=name: called[bool(seen)].add(name)))
     try:
         with torch.no_grad():
-            model(x)
+            model(x, **shapes_of_masks(x))
     finally:
         for hook in hooks:
             hook.remove()
@@ -297,6 +298,13 @@ def _calls(model: nn.Module, stack: nn.ModuleList, x: Tensor) -> tuple[set[str],
             if parent in used and name not in called[0] | called[1] and not any(p is stack for p in part.modules()):
                 used.add(name)
     return *called, isinstance(seen[0], tuple)
+
+
+def shapes_of_masks(x: Tensor) -> dict[str, Tensor]:
+    """For tokens (rows, T) without values: a mask for all layers, since the library decides by values which to make."""
+    if not x.is_meta or x.is_floating_point():
+        return {}
+    return {"attention_mask": torch.empty(len(x), 1, x.shape[1], x.shape[1], dtype=torch.bool, device="meta")}
 
 
 def _hang(holder: nn.Module, path: str, part: nn.Module) -> None:

@@ -64,10 +64,11 @@ class Partial(Feedback):
 class Basis(Feedback):
     """A basis B of all clients' gradients broadcast once, each client's coefficients C^n unicast to it.
 
-    Row i of client n, s_i^n ~ C_i^n B with B (K, d): K d values on the air for all and b K for each client, against
-    b d for each. The basis is the one with the least sum_n rho^n ||s^n - C^n B||^2, which is noted (`gamma`, with the
-    `rank` and the share of the energy). ``rank`` is K, or its greatest value when ``budget`` > 0 asks for the least K
-    whose error is at most this share of sum_n rho^n ||s^n||^2. Rank min(N b, d) is `Unicast`.
+    Rows are samples; of sequences (T, d) they are tokens, b T of them. Row i of client n is s_i^n ~ C_i^n B with
+    B (K, d): K d values on the air for all and b K for each client, against b d for each. The basis is the one with the
+    least sum_n rho^n ||s^n - C^n B||^2, which is noted (`gamma`, with the `rank` and the share of the energy). ``rank``
+    is K, or its greatest value when ``budget`` > 0 asks for the least K whose error is at most this share of
+    sum_n rho^n ||s^n||^2. Rank min(N b, d) is `Unicast`.
 
     The codec rounds the basis; coefficients are then fitted to the rounded basis by least squares, and travel in
     fp16 (fp32 if the basis does), or in a format of their own.
@@ -78,6 +79,8 @@ class Basis(Feedback):
     coefficients: Codec | None = None
 
     def reply(self, grads: Tensor, clients: Clients, link: Link, codec: Codec) -> Tensor:
+        if grads.dim() == 4:  # sequences (T, d): tokens share a space, whole sequences do not
+            return self.reply(grads.flatten(1, 2), clients, link, codec).view(grads.shape)
         n, b = grads.shape[:2]
         g = grads.flatten(0, 1).flatten(1)  # (N b, d)
         link.compute(self.flops(n, grads.shape[1:]), clients)

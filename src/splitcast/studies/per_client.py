@@ -88,7 +88,7 @@ def client_memory(scenario: Scenario, placement: Placement) -> float:
     model = scenario.model
     values = client_values(model, placement, scenario.optimiser)
     gradient = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
-    return 4.0 * (values + gradient) + scenario.config.train.batch * saved_bytes(model, placement.segments[0].stop)
+    return 4.0 * (values + gradient) + scenario.config.train.batch * saved_bytes(model, 0, placement.segments[0].stop)
 
 
 def regulated(scenario: Scenario, placement: Placement) -> tuple[int, ...]:

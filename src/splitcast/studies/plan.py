@@ -17,6 +17,7 @@ from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import PARTS, RoundTime
+from splitcast.cost.memory import ClientMemory, client_memory, fitting
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction, privacy
 from splitcast.cost.scenario import Scenario
@@ -44,7 +45,9 @@ class CutPlan:
     privacy: float
     """log(1 + phi(v)/q)"""
     allowed: bool
-    """privacy is at least epsilon, and no attack got further than it may"""
+    """privacy is at least epsilon, no attack got further than it may, and a client has the memory"""
+    memory: ClientMemory
+    """of a client"""
     up_bits: float
     down_bits: float
     """on the air, all clients"""
@@ -142,15 +145,18 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
         config = with_clients(config, found)
         shape, known_classes, dtype = tuple(found.test_x.shape[1:]), found.classes, found.test_x.dtype
     classes = known_classes if classes is None else classes
-    model = model or make_model(config, shape, classes, dtype)
+    model = model or make_model(config, shape, classes, dtype, shapes_only=True)
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 
 def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     """Every cut, averaged over the first ``draws`` rounds."""
     model, net = scenario.model, scenario.config.network
+    batch = scenario.config.train.batch
     placements = scenario.placements()
     cuts, allowed = [placement.cut for placement in placements], scenario.legal(placements)
+    needs = [client_memory(model, placement, scenario.optimiser, batch) for placement in placements]
+    allowed = fitting(placements, needs, allowed, net.client_memory_gb)
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]
     leaking = scenario.leaking(placements)
@@ -171,6 +177,7 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
             cut=cut,
             privacy=private[k],
             allowed=allowed[k],
+            memory=needs[k],
             **dict(zip(LOADS, loads[k].tolist(), strict=True)),
             latency_s=float(seconds[k, 0]),
             parts_s=dict(zip(PARTS, parts[k].tolist(), strict=True)),

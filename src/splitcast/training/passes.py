@@ -109,18 +109,19 @@ def _unstacked(values: Params, x: Tensor) -> list[Params]:
     return [{k: part[n] for k, part in parts.items()} for n in range(len(x))]
 
 
-def saved_bytes(model: SplitModel, stop: int = 0) -> int:
-    """Bytes autograd keeps per sample for a pass through the whole model, or through its first ``stop`` blocks."""
+def saved_bytes(model: SplitModel, start: int = 0, stop: int | None = None) -> int:
+    """Bytes autograd keeps per sample for a pass through blocks start+1..stop, by default all."""
     seen: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()  # meta tensors have no address
         return tensor
 
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
-    own = {p.untyped_storage().data_ptr() for p in (params | model.frozen()).values()}
-    x = torch.zeros(1, *model.input_shape, device="cpu", dtype=model.input_dtype)
+    own = {p.untyped_storage()._cdata for p in (params | model.frozen()).values()}
+    x = torch.zeros(1, *model.entering(start), device=model.device, dtype=None if start else model.input_dtype)
     hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
     with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:
-        model.forward(params, x, 0, stop or model.depth)
+        out = model.forward(params | model.frozen(), x.requires_grad_(start > 0), start, stop or model.depth)
+    del out  # until here storages live, so that no two of them have one name
     return sum(size for storage, size in seen.items() if storage not in own) or 1

@@ -1,0 +1,81 @@
+"""What a client must hold in memory to train its part of a model, and devices that hold so much.
+
+weights       all parameters of its segments, 4 bytes each; one that is tied counts once
+optimiser     for what is trained: the optimiser's state and a gradient
+activations   what is kept of a batch for the way back, and the batch of hidden states that leaves each segment
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitcast.base.errors import SplitcastError, one_of
+from splitcast.engine.dry import client_values
+from splitcast.model.split import SplitModel
+from splitcast.training.optimiser import Optimiser
+from splitcast.training.passes import saved_bytes
+from splitcast.training.placement import Placement
+
+GB = 10**9
+
+
+@dataclass(frozen=True)
+class ClientMemory:
+    """Bytes."""
+
+    weights: int
+    optimiser: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.optimiser + self.activations
+
+
+def client_memory(model: SplitModel, placement: Placement, optimiser: Optimiser, batch: int) -> ClientMemory:
+    """Of a client that trains on ``batch`` samples at a time."""
+    mine = [segment for segment in placement.segments if segment.side == "client"]
+    held = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
+    trained = sum(p.numel() for name, p in model.initial().items() if placement.on_client(name))
+    state = client_values(model, placement, optimiser) - trained
+    leaving = sum(math.prod(model.smashed_shape(segment.stop)) for segment in mine)
+    kept = sum(saved_bytes(model, segment.start, segment.stop) for segment in mine)
+    return ClientMemory(4 * held, 4 * (state + trained), batch * (kept + 4 * leaving))
+
+
+def fitting(
+    placements: Sequence[Placement], needs: Sequence[ClientMemory], allowed: Sequence[bool], most_gb: float
+) -> list[bool]:
+    """Which of the placements that are allowed fit into ``most_gb`` of memory, 0 being no limit; one at least must."""
+    fits = [ok and (not most_gb or need.total <= most_gb * GB) for ok, need in zip(allowed, needs, strict=True)]
+    if not any(fits):
+        least, cut = min((n.total, p.cut) for p, n, ok in zip(placements, needs, allowed, strict=True) if ok)
+        raise SplitcastError(
+            f"client_memory_gb: {most_gb:g} is too little for any cut; at cut {cut} a client needs {least / GB:.3g} GB"
+        )
+    return fits
+
+
+@dataclass(frozen=True)
+class Device:
+    """Round numbers of what a training process gets there, not those of data sheets."""
+
+    memory_gb: float
+    flops_per_s: float
+
+
+DEVICES = {
+    "phone": Device(4, 0.2e12),
+    "jetson": Device(7, 0.6e12),
+    "laptop": Device(16, 1e12),
+}
+
+
+def device(name: str) -> Device:
+    """A device by its name.
+
+    >>> device("phone").memory_gb
+    4
+    """
+    return DEVICES[one_of("client_device", name, DEVICES)]
