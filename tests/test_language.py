@@ -14,10 +14,12 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cli.main import main
 from splitcast.data.batches import draw_batches
+from splitcast.data.datasets import from_tensors
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model
 from splitcast.model.lora import LoRA, add_lora
 from splitcast.model.split import SplitModel
+from splitcast.run.loop import train
 from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placement
 from splitcast.training.positions import NextToken, next_tokens
@@ -236,3 +238,24 @@ def test_a_device_that_is_too_small_is_refused_with_the_number(described, tmp_pa
         main(["plan", "--arch", described, *where, "--batch", "3", "--client-memory-gb", "1e-6"])
     said = capsys.readouterr().err
     assert f"client_memory_gb: 1e-06 is too little for any cut; at cut 1 a client needs {needs[0]:.3g} GB" in said
+
+
+@pytest.mark.parametrize("home", [False, True])
+def test_a_run_and_its_other_half(home, tmp_path):
+    """From the model object to a finished run, and on from its checkpoint, as a run in one go."""
+    x, y, _ = text([24])
+    data = from_tensors(x[:18], y[:18], x[18:], y[18:], name="noise")
+    usual = {
+        "task": "next-token",
+        "scheme": "sfl",
+        "cut": 2,
+        "clients": 2,
+        "batch": 4,
+        "optimizer": "adamw",
+        "lr": 0.01,
+    }
+    config = with_values(Config(), **usual, rounds=4, checkpoint_every=2, labels_at_home=home)
+    whole = train(config, dataset=data, model=split_of(hf("llama")))
+    train(with_values(config, rounds=2), tmp_path / "run", dataset=data, model=split_of(hf("llama")))
+    again = train(config, tmp_path / "run", resume=True, dataset=data, model=split_of(hf("llama")))
+    assert [r.loss for r in again.rounds] == [r.loss for r in whole.rounds]

@@ -225,8 +225,8 @@ class Shell:
     def _nothing(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Samples of the shape that made hidden states x, without a meaning."""
         for part, name, shape in self.ghosts:
-            ghost = part.__dict__.get(name)
-            if ghost is None or (ghost.device, ghost.dtype, type(ghost)) != (x.device, x.dtype, type(x)):
+            ghost = part.__dict__[name]
+            if (ghost.device, ghost.dtype, type(ghost)) != (x.device, x.dtype, type(x)):
                 part.__dict__[name] = torch.zeros((), device=x.device, dtype=x.dtype).expand(shape)
         for part in self.model.modules():
             for name, buffer in part._buffers.items():
