@@ -10,10 +10,11 @@ from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Cell
 from splitcast.cost.clock import time_rounds
 from splitcast.cost.conditions import Conditions
+from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.stages import Stage
 from splitcast.cutting.assign import Menu, assign, bound, prices_of, timed
 from splitcast.model import build
-from splitcast.studies.per_client import MIB, client_memory, plan_per_client, regulated
+from splitcast.studies.per_client import plan_per_client, regulated
 from splitcast.studies.plan import scenario_of
 from splitcast.training.placement import Fleet, Placement
 
@@ -96,12 +97,13 @@ def test_limits_of_single_clients():
     config = with_values(Config(), scheme="psl", clients=4, client_flops_per_s=(5e9,))
     free = plan_per_client(config, 1, MODEL)
     scenario = scenario_of(config, MODEL)
-    held = [client_memory(scenario, place) / MIB for place in scenario.placements()]
+    needs = [client_memory(MODEL, place, scenario.optimiser, config.train.batch) for place in scenario.placements()]
+    held = [need.total / GB for need in needs]
     assert held[0] < held[-1]
-    tight = with_values(config, client_memory_mib=(held[0] + 0.01, 1e3, 1e3, 1e3))
+    tight = with_values(config, client_memory_gb=(held[0] * 1.001, 1e3, 1e3, 1e3))
     found = plan_per_client(tight, 1, MODEL)
     assert found.cuts[0] == 1
-    assert found.memory_mib[0] == pytest.approx(held[0])
+    assert found.memory_gb[0] == pytest.approx(held[0])
     assert found.seconds >= free.seconds * (1 - 1e-9)
     private = plan_per_client(with_values(config, epsilon=0.01), 1, MODEL)
     assert min(private.cuts) > 1
@@ -110,7 +112,7 @@ def test_limits_of_single_clients():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"), [({"scheme": "fl"}, "fl has no cut"), ({"client_memory_mib": (1, 2)}, "2 nu")]
+    ("values", "said"), [({"scheme": "fl"}, "fl has no cut"), ({"client_memory_gb": (1, 2)}, "2 nu")]
 )
 def test_one_line_says_what_is_wrong(values, said):
     with pytest.raises(SplitcastError, match=said):

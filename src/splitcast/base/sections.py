@@ -173,8 +173,8 @@ class SplitConfig:
     """How the model is split and what travels."""
 
     scheme: Text = "sfl-ga"
-    """sfl-ga, sfl, psl, epsl, sfl-gb, fl, sl, splitfed-v2, epsl-cut, merge-sfl, cpsl, fed-pairing, psl-personal, sglr,
-    sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of yours."""
+    """sfl-ga, sfl, psl, epsl, sfl-gb, sfl-tc, fl, sl, splitfed-v2, epsl-cut, merge-sfl, cpsl, fed-pairing,
+    psl-personal, sglr, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of yours."""
     cut: Cut = 1
     """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
     labels_at_home: bool = False
@@ -410,8 +410,8 @@ class NetworkConfig:
     """Speed of the clients."""
     client_flops_per_s_range: Speeds = ()
     """Draw each client's speed uniformly from `low high` instead."""
-    client_memory_gb: NonNegative = 0.0
-    """Memory of a client: a cut that needs more is refused; 0: no limit."""
+    client_memory_gb: Numbers = ()
+    """Memory of the clients: a cut that needs more is refused (`plan`). Default: no limit."""
     radius_m: Metres = 500.0
     """Clients are spread evenly over a disc of this radius around the server."""
     min_distance_m: Metres = 10.0
@@ -435,8 +435,6 @@ class NetworkConfig:
     have been attacked, and the strongest attack must have stayed at or below `max_ssim`."""
     max_ssim: Annotated[float, Field(ge=-1, le=1)] = 0.3
     """Greatest structural similarity that an attack may reach, with `leakage`."""
-    client_memory_mib: Numbers = ()
-    """Memory of the clients for a plan with a cut for each (`plan --per-client`). Default: no limit."""
     gamma: Numbers = ()
     """Gamma(phi(v)) for every cut, the convergence penalty of P1. Default: phi(v)/q."""
     gamma_weight: NonNegative = 1.0

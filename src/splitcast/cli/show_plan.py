@@ -57,11 +57,11 @@ def run_per_client(config: Config, draws: int, model: SplitModel | None, as_json
     if as_json:
         print(json.dumps(made.as_json() | {"common_s": made.common_s if made.common_cut else None}, indent=2))
         return
-    table = _table(f"cuts of {len(made.cuts)} clients", "cut", "clients", "MiB each", "which")
+    table = _table(f"cuts of {len(made.cuts)} clients", "cut", "clients", "GB each", "which")
     for cut in sorted(set(made.cuts)):
         mine = [n for n, own in enumerate(made.cuts) if own == cut]
         shown = ", ".join(str(n) for n in mine[:MOST_ROWS]) + (" ..." if len(mine) > MOST_ROWS else "")
-        table.add_row(str(cut), str(len(mine)), f"{made.memory_mib[mine[0]]:.2f}", shown)
+        table.add_row(str(cut), str(len(mine)), f"{made.memory_gb[mine[0]]:.4f}", shown)
     common = (
         f"{made.common_s:.4g} s at cut {made.common_cut} for all" if made.common_cut else "no cut is allowed to all"
     )

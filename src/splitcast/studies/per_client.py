@@ -10,16 +10,12 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array, per_client
 from splitcast.cost.clock import ALLOCATORS, time_rounds
-from splitcast.cost.privacy import legal
+from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.scenario import Scenario
 from splitcast.cutting.assign import Menu, assign
-from splitcast.engine.dry import client_values
 from splitcast.model.split import SplitModel
 from splitcast.studies.plan import scenario_of
-from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placement
-
-MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class PerClientPlan:
     common_s: float
     gain: float
     """common_s / seconds"""
-    memory_mib: list[float]
+    memory_gb: list[float]
     """of each client at its cut"""
 
     def as_json(self) -> dict[str, Any]:
@@ -63,7 +59,9 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     if len(placements) < 2:
         raise SplitcastError(f"scheme: {scenario.scheme.name} has no cut to choose")
     t = max(1, scenario.scheme.sync_every)  # a round that has all kinds of stages
-    held = np.array([client_memory(scenario, placement) for placement in placements]) / MIB
+    batch = scenario.config.train.batch
+    needs = [client_memory(scenario.model, placement, scenario.optimiser, batch) for placement in placements]
+    held = np.array([need.total / GB for need in needs])
     rounds = [scenario.stages(placement, t) for placement in placements]
     menu = Menu.of(scenario.cell, rounds, scenario.conditions(range(1, draws + 1)), allowed(scenario, held))
     found = assign(menu)
@@ -73,22 +71,14 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     return PerClientPlan(scenario.scheme.name, draws, cuts, *times, held[found.cuts].tolist())
 
 
-def allowed(scenario: Scenario, held_mib: Array) -> NDArray[np.bool_]:
+def allowed(scenario: Scenario, held_gb: Array) -> NDArray[np.bool_]:
     """Which cuts keep privacy and fit into the memory of each client, (N, V)."""
     net, n = scenario.config.network, scenario.cell.clients
-    private = np.array(legal(scenario.model, scenario.placements(), net.epsilon))
-    if not net.client_memory_mib:
+    private = np.array(scenario.legal(scenario.placements()))
+    if not net.client_memory_gb:
         return np.broadcast_to(private, (n, len(private)))
-    room = per_client("client_memory_mib", net.client_memory_mib, n)
-    return private & (held_mib <= room[:, None])
-
-
-def client_memory(scenario: Scenario, placement: Placement) -> float:
-    """Bytes of a client: weights with the optimiser's state, a gradient, and the activations kept of a batch."""
-    model = scenario.model
-    values = client_values(model, placement, scenario.optimiser)
-    gradient = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
-    return 4.0 * (values + gradient) + scenario.config.train.batch * saved_bytes(model, 0, placement.segments[0].stop)
+    room = per_client("client_memory_gb", net.client_memory_gb, n)
+    return private & (held_gb <= room[:, None])
 
 
 def regulated(scenario: Scenario, placement: Placement) -> tuple[int, ...]:

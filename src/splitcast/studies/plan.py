@@ -156,7 +156,7 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     placements = scenario.placements()
     cuts, allowed = [placement.cut for placement in placements], scenario.legal(placements)
     needs = [client_memory(model, placement, scenario.optimiser, batch) for placement in placements]
-    allowed = fitting(placements, needs, allowed, net.client_memory_gb)
+    allowed = fitting(placements, needs, allowed, min(net.client_memory_gb, default=0.0))
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]
     leaking = scenario.leaking(placements)
