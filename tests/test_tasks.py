@@ -396,8 +396,9 @@ OWN = ["--dataset", f"{__name__}:token_data", "--arch", f"{__name__}:next_token"
 FEW = ["--clients", "3", "--batch", "4", "--rounds", "8", "--eval-every", "2", "--lr", "0.5"]
 
 
-def test_commands_follow_the_task(capsys, tmp_path):
+def test_commands_follow_the_task(capsys, tmp_path, monkeypatch):
     """Progress, result, table, figure and report of a language model are about perplexity, and less is better."""
+    monkeypatch.setattr("splitcast.cli.progress.EVERY_S", 0.0)  # a line for every round
     main(["train", *OWN, *FEW, "--out", str(tmp_path / "run")])
     told = capsys.readouterr()
     perplexity = RunFolder(tmp_path / "run").summary()["test"]["perplexity"]
