@@ -66,7 +66,8 @@ def values():
 def rounds(scheme, model=CNN, **settings):
     """Two rounds, a move of the cut where there is one, a test, a checkpoint; returns the reads of the first round."""
     given = {"scheme": scheme, "clients": CLIENTS, "batch": 4, "device": "gpu:0", "rounds": 2, "cut": 1}
-    given |= {"uplink_codec": "fp32"} if scheme == "sfl-replay" else {}  # else its messages are packed, on the host
+    packed = scheme in ("sfl-replay", "sfl-tc")  # by a codec that works on the host
+    given |= {"uplink_codec": "fp32", "downlink_codec": "fp32"} if packed else {}
     config = with_values(Config(), **given | settings)
     model = make_scheme(config).fitted(model)
     for block in range(len(model.blocks)):  # asked of values, so before they are gone

@@ -334,7 +334,8 @@ def test_every_command_explains_itself(capsys):
         assert f"splitcast {command}" in capsys.readouterr().out
 
 
-def test_the_help_of_train_fits_a_screen_and_help_all_has_everything(capsys):
+def test_the_help_of_train_fits_a_screen_and_help_all_has_everything(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     brief = capsys.readouterr().out
