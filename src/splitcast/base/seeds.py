@@ -4,7 +4,7 @@ A stream is a pure function of (seed, role, counters), so that nothing about ran
 checkpoint, and a client on another machine can draw its own batch without seeing the others'.
 """
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -27,24 +27,7 @@ Role = Literal[
     "defence",
     "test",
 ]
-_ROLES: tuple[Role, ...] = (
-    "data",
-    "model",
-    "batch",
-    "participation",
-    "codec",
-    "layers",
-    "channel",
-    "policy",
-    "sweep",
-    "augment",
-    "pool",
-    "order",
-    "rotation",
-    "writing",
-    "defence",
-    "test",
-)
+_ROLES: tuple[Role, ...] = get_args(Role)
 
 
 def stream(seed: int, role: Role, *counters: int) -> np.random.Generator:
