@@ -118,9 +118,9 @@ class DataConfig:
     clients: Annotated[int, Field(ge=1, le=10**7)] = 10
     """Number of clients N."""
     partition: Text = "iid"
-    """iid, dirichlet (label skew `alpha`), shards (`classes_per_client` labels each), or by:COLUMN: a client for every
-    value of a column of your table, array of your .npz file, key of your texts or by:file, whose number replaces the
-    default of `clients`."""
+    """iid, dirichlet (label skew `alpha`), shards (`classes_per_client` labels each), or by:COLUMN, a client for every
+    value. A column is that of a table, an array of a .npz file, a key of texts, or by:file; the number of values
+    replaces the default of `clients`."""
     alpha: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 0.5
     """Dirichlet concentration; small is very unequal."""
     classes_per_client: Count = 2

@@ -99,7 +99,7 @@ def help_text(kind: type, command: str, *, everything: bool = False) -> str:
     own = [option for option in known if not option.section]
     if settings and not everything:
         first = [option for name in FIRST for option in known if option.section and option.name == name]
-        lines += ["", "settings used first (--help-all lists every one; --config FILE reads them from TOML):"]
+        lines += ["", "used first (--help-all lists every one; --config FILE reads them from TOML):"]
         lines += _rows(first, width, brief=True)
     lines += ["", f"options of {command}:" if settings else "options:", *_rows(own, width, brief=False)]
     for section, kind_ in SECTIONS.items() if everything and settings else ():
@@ -111,16 +111,18 @@ def help_text(kind: type, command: str, *, everything: bool = False) -> str:
 
 def _rows(known: list[Option], width: int, *, brief: bool) -> list[str]:
     lines = []
+    column = min(22, max((len(option.flag) for option in known), default=0))
     for option in known:
         said = option.text.split(". ")[0].rstrip(".") if brief else option.text
         default = _default(option)
         text = f"{said} [{default}]" if default else said
-        head = f"  {option.flag:22} "
-        wrapped = textwrap.wrap(text, width - len("  ") - 23) or [""]
-        if len(option.flag) > 22:
+        wrapped = textwrap.wrap(text, width - column - 3, break_on_hyphens=False) or [""]
+        if len(option.flag) > column:
             lines.append(f"  {option.flag}")
-            head = " " * 25
-        lines += [head + wrapped[0], *(" " * 25 + line for line in wrapped[1:])]
+            lines += [" " * (column + 3) + line for line in wrapped]
+        else:
+            lines.append(f"  {option.flag:{column}} {wrapped[0]}")
+            lines += [" " * (column + 3) + line for line in wrapped[1:]]
     return lines
 
 
