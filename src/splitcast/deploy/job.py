@@ -25,6 +25,7 @@ from splitcast.deploy.store import SiteStore
 from splitcast.model import make_model
 from splitcast.remote.federation import Federation
 from splitcast.remote.flare import FlareSite, FlareTransport, speak_plainly
+from splitcast.remote.scrutiny import Scrutiny
 from splitcast.remote.sites import Limits, NoSites
 from splitcast.remote.wire import Refused, shown
 from splitcast.run.loop import first_placement, train
@@ -155,7 +156,9 @@ class Client(FlareSite):
         """Shut this process to modules that the kit does not name, once: before the first call does anything."""
         with self._limiting:
             if not self._limited:
-                limit_imports(read_local(self._kit()).allowed())
+                local = read_local(self._kit())
+                limit_imports(local.allowed())
+                self.scrutiny = Scrutiny() if local.scrutiny else None
                 speak_plainly()
                 self._limited = True
 

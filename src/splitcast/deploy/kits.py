@@ -237,7 +237,8 @@ def _tailor(path: Path, name: str, deployment: Deployment, home: Path, classes: 
     if name == "server":
         text = local_text("test", deployment.server.test, deployment.server.imports)
     else:
-        text = local_text("data", deployment.sites[name].data, deployment.sites[name].imports)
+        site = deployment.sites[name]
+        text = local_text("data", site.data, site.imports, scrutiny=site.scrutiny)
     (path / LOCAL).write_text(text, encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
 """`local/splitcast.toml` in a kit: what its owner says, whatever a server or an operator asks for.
 
 A site says where its data are (``data``), the server what it tests with (``test``), and both what a configuration from
-elsewhere may import in their process (``imports``).
+elsewhere may import in their process (``imports``). A site may ask for a check of the gradients that it is sent
+(``scrutiny``).
 """
 
 import json
@@ -23,6 +24,7 @@ class Local:
     source: str
     """``data`` of a site, ``test`` of the server"""
     imports: tuple[str, ...] = ()
+    scrutiny: bool = False
 
     def allowed(self) -> list[str]:
         """What may be imported: the owner's entries, and the function by which the owner reads its own data."""
@@ -48,9 +50,9 @@ def part_number(source: str) -> int | None:
     return int(number) if word == "part" and number.isascii() and number.isdigit() else None
 
 
-def local_text(key: str, source: str, imports: Sequence[str]) -> str:
+def local_text(key: str, source: str, imports: Sequence[str], **further: bool) -> str:
     """The content of the file."""
-    values = {key: source, "imports": list(imports)}
+    values = {key: source, "imports": list(imports), **further}
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     return "\n".join(["# read here only; nobody else can change what it says", *lines, ""])
 
@@ -69,6 +71,10 @@ def read_local(kit: Path) -> Local:
         raise SplitcastError(f'{key}: {file} must say where {what}: {key} = "..."')
     if not isinstance(imports, list) or not all(isinstance(entry, str) for entry in imports):
         raise SplitcastError(f'imports: {file} has {shown(imports)}, not a list of modules: imports = ["..."]')
+    scrutiny = raw.pop("scrutiny", False) if key == "data" else False
+    if not isinstance(scrutiny, bool):
+        raise SplitcastError(f"scrutiny: {file} has {shown(scrutiny)}; allowed are true and false")
     if raw:
-        raise SplitcastError(f"{file}: unknown key {shown(next(iter(raw)))}; allowed are {key}, imports")
-    return Local(source, tuple(imports))
+        known = f"{key}, imports" + (", scrutiny" if key == "data" else "")
+        raise SplitcastError(f"{file}: unknown key {shown(next(iter(raw)))}; allowed are {known}")
+    return Local(source, tuple(imports), scrutiny)

@@ -60,6 +60,9 @@ class SiteConfig:
     """Modules, or module:function, that a configuration from the server may name there."""
     max_rows: Count = ROWS
     """Most rows that it may say it has; its weight in the average follows from them."""
+    scrutiny: bool = False
+    """Whether it stops when the gradients that it is sent do not depend on its labels: a sign of a server that trains
+    the client half for a purpose of its own. For schemes that send each site its own gradients."""
 
 
 @section

@@ -27,6 +27,7 @@ from splitcast.engine.party import Group, Kit, LocalParty
 from splitcast.engine.values import Known, whole
 from splitcast.model import MOST_CLASSES, MOST_VALUES, make_model
 from splitcast.remote.dialogue import Dialogue
+from splitcast.remote.scrutiny import Scrutiny
 from splitcast.remote.wire import (
     Refused,
     flag,
@@ -112,6 +113,8 @@ class Site:
         self._rows, self._make_store = rows, store
         self.busy = threading.Lock()
         self.secret = secrets.randbits(62)
+        self.scrutiny: Scrutiny | None = None
+        """of the gradients that the server sends; the owner's choice"""
         self.last_call = 0
         self._dialogue: Dialogue | None = None
         self._answered: tuple[int, int, Answer] = (0, -1, {})
@@ -291,6 +294,8 @@ class SiteClients(LocalParty):
     def __init__(self, site: Site, group: Group) -> None:
         super().__init__(site.kit, site.placement, site.weights, group, Ledger())
         self.site = site
+        self.labels = self.smashed = torch.empty(0, device="cpu")
+        """what was sent last"""
 
     @property
     def rho(self) -> Tensor:
@@ -318,7 +323,8 @@ class SiteClients(LocalParty):
         yield from self._one(self.site.x[rows][None], rows)
 
     def _one(self, x: Tensor, rows: Tensor) -> Iterator[Batch]:
-        yield Batch(Known(x), Known(self.site.y[rows][None]))
+        self.labels = self.site.y[rows]
+        yield Batch(Known(x), Known(self.labels[None]))
         self.step()
 
     def mark(self) -> None:
@@ -428,12 +434,17 @@ class SiteLink:
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Posted:
         values = whole(x)
+        if isinstance(who, SiteClients) and kind == "smashed":
+            who.smashed = values[0]
         if codec.bound(values.shape[1:]):
             self.dialogue.send(pack(kind, values[0], codec.at(who.place[0]), _draw(kind, codec, who)))
         return Posted(self.dialogue, values.shape)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        return self._received(kind, x.shape[1:], codec)
+        received = self._received(kind, x.shape[1:], codec)
+        if isinstance(who, SiteClients) and who.site.scrutiny:
+            who.site.scrutiny.look(received[0], who.smashed, who.labels)
+        return received
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
         return self._received(kind, x.shape[1:], codec, rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from splitcast.model.split import Params
 from splitcast.studies.privacy.networks import Decoder, Progress, critic, minibatches
-from splitcast.studies.privacy.reconstruct import fresh_half
+from splitcast.studies.privacy.reconstruct import fresh_half, learned
 from splitcast.studies.privacy.view import View
 
 PENALTY = 10.0
@@ -32,6 +32,8 @@ class Hijacked:
     """d(w^c(x)) of the victim's samples (M, *shape)"""
     gradients: Tensor
     """what the victim received in its last step (b, *d)"""
+    smashed: Tensor
+    """what it had sent (b, *d)"""
     labels: Tensor
     """of that step (b,)"""
 
@@ -45,14 +47,15 @@ def hijack(seen: View, steps: int, progress: Progress | None = None, *, lr: floa
         torch.manual_seed(0)
         decoder, judge = Decoder(enters, seen.x.shape[1:]), critic(enters)
     pilot = fresh_half(seen.model, seen.cut, seed=4)
-    by_pilot = torch.optim.Adam([*pilot.values(), *decoder.parameters()], lr=1e-3)
+    by_pilot = torch.optim.Adam([*learned(pilot), *decoder.parameters()], lr=1e-3)
     by_judge, by_client = (
         torch.optim.Adam(judge.parameters(), lr=5e-4, betas=(0.5, 0.9)),
         torch.optim.Adam(trained, lr=lr),
     )
     private, own = (minibatches(len(x), batch, steps, seed) for seed, x in enumerate((seen.x, seen.auxiliary)))
     mixing = torch.Generator().manual_seed(5)
-    received, rows = torch.empty(0), torch.empty(0, dtype=torch.int64)
+    received = arrived = torch.empty(0)
+    rows = torch.empty(0, dtype=torch.int64)
     for done, (rows, mine) in enumerate(zip(private, own, strict=True), 1):
         features = seen.model.forward(half, seen.x[rows], 0, seen.cut)
         arrived = seen.codec.through(features.detach()[None])[0].requires_grad_()
@@ -77,4 +80,4 @@ def hijack(seen: View, steps: int, progress: Progress | None = None, *, lr: floa
             progress(done, steps)
     with torch.no_grad():
         made: Tensor = decoder(seen.codec.through(seen.model.forward(half, seen.x, 0, seen.cut)[None])[0])
-    return Hijacked(made, received.detach(), seen.y[rows])
+    return Hijacked(made, received.detach(), arrived.detach(), seen.y[rows])

@@ -79,7 +79,7 @@ def unsplit(seen: View, steps: int, progress: Progress | None = None) -> Tensor:
     """Samples and a client half from nothing, in turn: z, v <- min ||v(z) - S||^2 + lambda TV(z)."""
     half = fresh_half(seen.model, seen.cut, seed=1)
     z = torch.zeros_like(seen.x).requires_grad_()
-    by_z, by_half = torch.optim.Adam([z], lr=0.02), torch.optim.Adam(list(half.values()), lr=1e-3)
+    by_z, by_half = torch.optim.Adam([z], lr=0.02), torch.optim.Adam(learned(half), lr=1e-3)
     turn, done = 20, 0
     while done < steps:
         for mover in (by_z, by_half):
@@ -99,7 +99,7 @@ def pseudo(seen: View, steps: int, progress: Progress | None = None) -> Tensor:
     """A client half of the attacker's own that works with the server half on its samples and gives features of the same
     means and spreads; then a decoder for it, used on what the victim sent."""
     half = fresh_half(seen.model, seen.cut, seed=2)
-    optimiser = torch.optim.Adam(list(half.values()), lr=1e-3)
+    optimiser = torch.optim.Adam(learned(half), lr=1e-3)
     mean, spread = seen.smashed.mean(0), seen.smashed.std(0)
     for done, rows in enumerate(minibatches(len(seen.auxiliary), 32, steps, seed=3), 1):
         features = seen.model.forward(half, seen.auxiliary[rows], 0, seen.cut)
@@ -125,16 +125,19 @@ def pseudo(seen: View, steps: int, progress: Progress | None = None) -> Tensor:
 
 
 def fresh_half(model: SplitModel, cut: int, seed: int) -> Params:
-    """A client half of the same shapes with weights drawn anew, of the spread that the architecture begins with."""
+    """A client half of the same shapes with weights drawn anew, of the mean and spread that the architecture begins
+    with; buffers, which are not learned, as it has them."""
     generator = torch.Generator().manual_seed(seed)
-    start = model.initial()
-    half: Params = {}
-    for name, value in start.items():
-        if int(name.split(".", 1)[0]) < cut:
-            spread = float(value.std()) if value.numel() > 1 else 0.0
-            drawn = torch.randn(value.shape, generator=generator) * spread
-            half[name] = drawn.requires_grad_()
-    return half
+    half: Params = {name: value.clone() for name, value in model.buffers().items()}
+    for name, value in model.initial().items():
+        mean, spread = float(value.mean()), float(value.std()) if value.numel() > 1 else 0.0
+        half[name] = (mean + torch.randn(value.shape, generator=generator) * spread).requires_grad_()
+    return {name: value for name, value in half.items() if int(name.split(".", 1)[0]) < cut}
+
+
+def learned(half: Params) -> list[Tensor]:
+    """What of a half an optimiser moves."""
+    return [value for value in half.values() if value.requires_grad]
 
 
 Attack = Callable[[View, int, Progress | None], Tensor]
