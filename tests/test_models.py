@@ -425,7 +425,7 @@ def test_resnet18_is_cut_at_its_residual_blocks():
     assert model.names == ("stem", *layers, "head") and model.size == 11_173_962
     assert model.smashed_shape(1) == (64, 32, 32) and model.smashed_shape(9) == (512, 4, 4)
     assert build("resnet18", (1, 28, 28), 10, seed=0).smashed_shape(10) == (10,)
-    with pytest.raises(SplitcastError, match="input_shape: \\(7,\\); resnet18 takes channels"):
+    with pytest.raises(SplitcastError, match="input_shape: \\(7,\\); a ResNet takes channels"):
         build("resnet18", (7,), 10, seed=0)
 
 

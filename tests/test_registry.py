@@ -285,9 +285,9 @@ def two_blocks(input_shape, classes):
 def test_models_by_name_and_by_function():
     own = model.build(f"{__name__}:two_blocks", (1, 4, 4), 3, seed=0)
     assert (own.depth, own.size) == (2, 16 * 3 + 3)
-    assert list(model.ARCHITECTURES) == ["cnn", "cnn-small", "resnet18", "gpt-small"]
+    assert list(model.ARCHITECTURES) == ["cnn", "cnn-small", "resnet8", "resnet18", "gpt-small"]
     message = refusal(model.build, "resnet", (1, 28, 28), 10, seed=0)
-    names = "cnn, cnn-small, resnet18, gpt-small, smollm2, hf:FOLDER, hf:CONFIG.json, timm:NAME"
+    names = "cnn, cnn-small, resnet8, resnet18, gpt-small, smollm2, hf:FOLDER, hf:CONFIG.json, timm:NAME"
     assert message == f"arch: unknown 'resnet'; choose one of {names}, or module:function of yours"
 
 

@@ -96,7 +96,7 @@ def test_frozen_parameters_and_buffers_are_told_apart():
 
 
 def test_unknown_architectures_are_refused():
-    known = "cnn, cnn-small, resnet18, gpt-small, smollm2, hf"
+    known = "cnn, cnn-small, resnet8, resnet18, gpt-small, smollm2, hf"
     with pytest.raises(SplitcastError, match=f"arch: unknown 'vgg'; choose one of {known}"):
         build("vgg", (1, 28, 28), 10, seed=0)
     with pytest.raises(SplitcastError, match="arch: cannot import 'nowhere:f'"):

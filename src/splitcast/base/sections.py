@@ -146,7 +146,7 @@ class ModelConfig:
     """What is trained."""
 
     arch: Text = "cnn"
-    """cnn (the paper's), cnn-small, resnet18; for texts gpt-small, smollm2 (`splitcast data get smollm2`); of
+    """cnn (the paper's), cnn-small, resnet8, resnet18; for texts gpt-small, smollm2 (`splitcast data get smollm2`); of
     transformers hf:FOLDER (with its weights), hf:CONFIG.json (fresh weights); timm:NAME; or module:function building
     your model from (input_shape, classes)."""
     batch_norm: Text = "local"

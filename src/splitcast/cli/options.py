@@ -232,8 +232,8 @@ class ProfileOptions:
     """What each cut of a model costs."""
 
     arch: str = "cnn"
-    """cnn, cnn-small, resnet18, hf:CONFIG.json, timm:NAME, or module:function building a model from (input_shape,
-    classes)."""
+    """cnn, cnn-small, resnet8, resnet18, hf:CONFIG.json, timm:NAME, or module:function building a model from
+    (input_shape, classes)."""
     input_shape: tuple[int, ...] = (1, 28, 28)
     """Shape of one sample."""
     classes: int = 10

@@ -19,7 +19,7 @@ from splitcast.model.hub import from_timm, from_transformers
 from splitcast.model.lora import add_lora
 from splitcast.model.norm import set_batch_norm
 from splitcast.model.pretrained import is_pretrained, pretrained
-from splitcast.model.resnet import resnet18
+from splitcast.model.resnet import resnet8, resnet18
 from splitcast.model.split import Blocks, SplitModel
 from splitcast.model.transformer import is_transformer
 
@@ -33,7 +33,13 @@ MOST_VALUES, MOST_CLASSES = 2**26, LAST_LABEL + 1
 ARCHITECTURES = Registry[Builder](
     "arch",
     takes=2,
-    entries={"cnn": paper_cnn, "cnn-small": small_cnn, "resnet18": resnet18, "gpt-small": small_gpt},
+    entries={
+        "cnn": paper_cnn,
+        "cnn-small": small_cnn,
+        "resnet8": resnet8,
+        "resnet18": resnet18,
+        "gpt-small": small_gpt,
+    },
     forms=(*MODELS, "hf:FOLDER", "hf:CONFIG.json", "timm:NAME"),
 )
 

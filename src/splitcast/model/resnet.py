@@ -1,10 +1,11 @@
-"""ResNet-18 for small images, after He et al., CVPR 2016: a 3x3 stem without pooling, as is usual for CIFAR.
+"""ResNets for small images, after He et al., CVPR 2016: a 3x3 stem without pooling, as is usual for CIFAR.
 
-Ten blocks: the stem, eight residual blocks of two 3x3 convolutions, and pooling with the classifier; a cut is between
-two of them. 11.2 million parameters for 10 classes.
+The stem, residual blocks of two 3x3 convolutions, and pooling with the classifier; a cut is between two of them. For 10
+classes ResNet-18 has ten blocks and 11.2 million parameters, ResNet-8 (as in MLPerf Tiny) five and 78 thousand.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,21 +30,25 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
-def resnet18(input_shape: Sequence[int], classes: int) -> dict[str, nn.Module]:
-    """Blocks for images (C, H, W)."""
+def _resnet(input_shape: Sequence[int], classes: int, *, widths: Sequence[int], depth: int) -> dict[str, nn.Module]:
+    """Blocks for images (C, H, W): ``depth`` residual ones of each width."""
     if len(input_shape) != 3 or min(input_shape[1:]) < 8:
         raise SplitcastError(
-            f"input_shape: {tuple(input_shape)}; resnet18 takes channels, height and width, of 8 pixels at least"
+            f"input_shape: {tuple(input_shape)}; a ResNet takes channels, height and width, of 8 pixels at least"
         )
-    stem = nn.Sequential(nn.Conv2d(input_shape[0], 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+    inner = widths[0]
+    stem = nn.Sequential(nn.Conv2d(input_shape[0], inner, 3, 1, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU())
     blocks: dict[str, nn.Module] = {"stem": stem}
-    inner = 64
-    for layer, outer in enumerate((64, 128, 256, 512), start=1):
-        for k in range(2):
+    for layer, outer in enumerate(widths, start=1):
+        for k in range(depth):
             blocks[f"layer{layer}.{k}"] = BasicBlock(inner, outer, 2 if k == 0 and layer > 1 else 1)
             inner = outer
-    blocks["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+    blocks["head"] = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, classes))
     for module in nn.ModuleList(blocks.values()).modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
     return blocks
+
+
+resnet8 = partial(_resnet, widths=(16, 32, 64), depth=1)
+resnet18 = partial(_resnet, widths=(64, 128, 256, 512), depth=2)
