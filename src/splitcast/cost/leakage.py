@@ -29,7 +29,7 @@ def read_leakage(path: Path) -> list[Leak]:
     try:
         found = json.loads(read_bounded(path, MOST_BYTES))
         runs = found if isinstance(found, list) else [found]
-        leaks = [_leak(run) for run in runs[:MOST_PAIRS]]
+        leaks = [leak_of(run) for run in runs[:MOST_PAIRS]]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise SplitcastError(f"leakage: {path} is no file of splitcast attack, or damaged") from None
     if not leaks:
@@ -37,7 +37,8 @@ def read_leakage(path: Path) -> list[Leak]:
     return leaks
 
 
-def _leak(run: Any) -> Leak:
+def leak_of(run: Any) -> Leak:
+    """The attack that got furthest of those that are possible, of one run as `splitcast attack` wrote it."""
     rows = [row for row in run["rows"] if row["possible"] and row["attack"] != "floor"]
     worst = max(rows, key=lambda row: float(row["ssim"]))
     cut, ssim = run["cut"], float(worst["ssim"])
