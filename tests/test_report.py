@@ -697,3 +697,63 @@ def test_runs_judged_by_an_error_are_shown_by_it(chromium, tmp_path):
     browser.find("[data-chart=learning] [data-value=clients_worst]").click()
     assert "worst client's perplexity" in browser.texts("learning")
     assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+ATTACKED = {
+    "cut": 1,
+    "codec": "fp32",
+    "samples": 2,
+    "rows": [
+        {"attack": name, "steps": steps, "knows_half": known, "possible": possible, "mse": 0.1, "psnr": 9.0}
+        | {"ssim": ssim, "features": 1.0, "recognised": 0.5}
+        for name, steps, known, possible, ssim in (
+            ("floor", 0, False, True, 0.06),
+            ("network", 9, True, False, 0.9),
+            ("<i>", 9, False, True, 0.2),
+        )
+    ],
+    "labels": {},
+}
+
+
+def test_attacks_on_a_run_are_shown_with_their_picture(chromium, tmp_path):
+    import torch
+
+    from splitcast.studies.privacy.figure import save_grid
+
+    run = write_run(tmp_path / "a", records=[record(1, test_accuracy=0.1)])
+    (run / "attack.json").write_text(json.dumps(ATTACKED))
+    save_grid({"original": torch.rand(2, 1, 8, 8), "network": torch.rand(2, 1, 8, 8)}, run / "attack.png")
+    browser = Browser(chromium, write_report([run]), width=390)
+    assert browser.rows("#leaks tbody") == [
+        ["floor", "", "0.060", "9.0", "0.1", "50 %"],
+        ["network", "(if known)", "0.900", "9.0", "0.1", "50 %"],
+        ["<i>", "unknown", "0.200", "9.0", "0.1", "50 %"],
+    ]
+    assert browser.js("document.querySelector('#leaks img').naturalWidth") > 100
+    assert browser.js("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b'{"rows": 3, "cut": 1, "codec": "fp32", "samples": 2}',
+        json.dumps(ATTACKED | {"rows": [ATTACKED["rows"][0] | {"ssim": "nan"}]}).encode(),
+        json.dumps(ATTACKED | {"cut": 1e999}).encode(),
+        b" " * 2_000_000,
+    ],
+)
+def test_findings_of_anybodys_that_are_none_are_left_out(tmp_path, content):
+    run = write_run(tmp_path / "a", records=[record(1)])
+    (run / "attack.json").write_bytes(content)
+    assert document(read_runs([run]))["runs"][0]["attacked"] is None
+
+
+def test_a_picture_that_is_none_is_left_out(tmp_path):
+    run = write_run(tmp_path / "a", records=[record(1)])
+    (run / "attack.json").write_text(json.dumps(ATTACKED))
+    for content in (b"<svg onload=alert(1)>", b"\x89PNG\r\n\x1a\n" + bytes(5_000_000)):
+        (run / "attack.png").write_bytes(content)
+        assert document(read_runs([run]))["runs"][0]["attacked"]["picture"] == ""

@@ -211,3 +211,32 @@ def test_a_curve_grows_in_a_browser_and_a_lost_site_turns_red(tmp_path, served, 
     assert urls and all(url.startswith((f"http://127.0.0.1:{where.port}/", "data:")) for url in urls)
     chromium.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     chromium.get("about:blank")
+
+
+def test_the_keyboard_reaches_everything_and_keeps_its_place_when_news_come(tmp_path, served, chromium):  # noqa: F811
+    from selenium.webdriver.common.keys import Keys
+
+    run = RunFolder(write_run(tmp_path / "a", records=[record(t, test_accuracy=0.1 * t) for t in (1, 2)]))
+    write_run(tmp_path / "b", records=[record(1, test_accuracy=0.1)])
+    _, where = served()
+    chromium.get(where.geturl())
+    js = chromium.execute_script
+    wait_for(lambda: js("return document.querySelectorAll('#runs button').length") == 2)
+    shown = "[...document.querySelectorAll('button, input, summary')].filter((e) => e.offsetParent && !e.disabled)"
+    wanted, seen = js(f"return {shown}.length"), set()
+    for _ in range(3 * wanted):
+        chromium.switch_to.active_element.send_keys(Keys.TAB)
+        focused = chromium.switch_to.active_element
+        if focused.tag_name == "body":
+            break
+        if focused.tag_name in ("button", "input", "summary"):
+            seen.add(focused.id)
+    assert len(seen) == wanted > 5
+    js("document.querySelector('#runs button').focus()")
+    chromium.switch_to.active_element.send_keys(Keys.SPACE)
+    pressed = "return document.querySelector('#runs button').getAttribute('aria-pressed')"
+    assert js(pressed) == "false"
+    run.append(record(3, test_accuracy=0.3))
+    wait_for(lambda: "3 of 6" in js("return document.getElementById('now').textContent"))
+    assert js(pressed) == "false" and js("return document.activeElement === document.querySelector('#runs button')")
+    chromium.get("about:blank")

@@ -179,8 +179,9 @@ def run_comparison(options: CompareOptions) -> None:
     several = options.seeds > 1
     title = comparison.title_of(config) + (f"; mean of {options.seeds} seeds ± 95 % interval" if several else "")
     table = Table(title=title)
-    for heading in ("scheme", judged.name, "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
-        table.add_column(heading, justify="left" if heading == "scheme" else "right")
+    table.add_column("scheme", min_width=max(len(row.name) for row in rows))
+    for heading in (judged.name, "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
+        table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             row.name,

@@ -15,6 +15,7 @@ from splitcast.run.headline import headline
 from splitcast.run.records import RoundRecord
 from splitcast.studies.compare import title_of
 from splitcast.studies.curves import COLOURS, looks
+from splitcast.studies.report.attacked import attack_document
 from splitcast.studies.report.clients import breakdown, held_up
 from splitcast.studies.report.groups import Group, grouped, mean_kinds, merged
 from splitcast.studies.report.runs import Run
@@ -123,6 +124,7 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
         "command": train_command(run.config),
         "own": summary.get("own", []),
         "samples": samples_document(summary.get("samples")),
+        "attacked": attack_document(run.path),
     }
 
 

@@ -24,7 +24,7 @@ function drawNow() {
       site.days === null ? "–" : `${site.days} days`]));
     parts.push(el("h3", {}, "Sites"), el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "State of the sites" }, table));
   }
-  now.replaceChildren(...parts);
+  renew(now, parts);
 }
 const shape = (content) => JSON.stringify(content.runs.map((run) => [run.name, Object.keys(run.columns)]));
 

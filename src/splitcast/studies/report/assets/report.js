@@ -472,6 +472,21 @@ function drawSamples() {
   ]));
 }
 
+function drawAttacked() {
+  const runs = shown().filter(({ run }) => run.attacked);
+  byId("attacked").hidden = !runs.length;
+  byId("leaks").replaceChildren(...runs.flatMap(({ run: { name, attacked } }) => {
+    const table = el("table");
+    fillTable(table, ["attack", "client half", "SSIM", "PSNR (dB)", "MSE", "recognised"], attacked.rows.map((row) => [
+      row.attack, row.half, row.ssim.toFixed(3), row.psnr.toFixed(1), number(row.mse, 3), `${(100 * row.recognised).toFixed(0)} %`]));
+    return [
+      el("h3", {}, `${data.runs.length > 1 ? `${name}: ` : ""}cut ${attacked.cut}, ${attacked.codec}, ${attacked.samples} samples`),
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Attacks on ${name}` }, table),
+      attacked.picture ? el("img", { class: "reconstructions", src: attacked.picture, alt: `Originals in the first row, and below them what each attack on ${name} reconstructed` }) : "",
+    ];
+  }));
+}
+
 /* ---- configuration and commands: drawn once ---- */
 
 const text = (value) => (Array.isArray(value) ? value.map(text).join(", ") || "–" : value === "" ? "–" : String(value));
@@ -526,13 +541,17 @@ function suggestLog() {
   const ends = data.runs.map((run) => last(run.columns[state.x]));
   state.logx = state.x !== "rounds" && Math.max(...ends) > 8 * Math.min(...ends);
 }
+function renew(holder, children) {  // who stands on one of the children by keyboard stays there
+  const held = [...holder.children].indexOf(document.activeElement);
+  holder.replaceChildren(...children);
+  if (held >= 0 && holder.children[held]) holder.children[held].focus({ preventScroll: true });
+}
 function drawControls() {
-  byId("runs").replaceChildren(...data.runs.map((run, index) => el("button", {
+  renew(byId("runs"), data.runs.map((run, index) => el("button", {
     type: "button", class: "chip", "aria-pressed": String(!state.hidden.has(index)), "data-run": run.name, title: run.title,
     onclick: () => {
       if (!state.hidden.delete(index)) state.hidden.add(index);
       draw();
-      byId("runs").children[index].focus();
     },
   }, swatch(index), el("span", {}, run.n > 1 ? `${run.name} ×${run.n}` : run.name))));
   press(byId("x"), state.x);
@@ -544,6 +563,7 @@ function draw() {
   drawCards();
   drawTable();
   drawSamples();
+  drawAttacked();
   Object.keys(LINES).forEach(drawLines);
   drawCuts();
   drawBytes();
