@@ -345,8 +345,10 @@ class TrainConfig:
     lr: Positive = 0.02
     """Learning rate eta."""
     optimizer: Text = "sgd"
-    """sgd, nesterov, adam, adamw, or module:function of yours made from (lr, momentum). Its state is averaged and moved
-    with the weights, and counted in the bytes."""
+    """sgd, nesterov, adam, adamw, or module:function of yours made from (lr, momentum)."""
+    optimizer_state: Text = "average"
+    """Its state when client halves are averaged, handed on or moved: average (sent with them, and counted), local (every
+    client keeps its own), reset (begins anew). The server's own copies are averaged with their state in any case."""
     momentum: Probability = 0.0
     """Momentum of sgd and nesterov; of adam and adamw the first beta, 0.9 if 0."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0

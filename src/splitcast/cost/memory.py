@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.engine.dry import client_values
+from splitcast.engine.dry import client_half
 from splitcast.model.split import SplitModel
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import saved_bytes
@@ -38,7 +38,7 @@ def client_memory(model: SplitModel, placement: Placement, optimiser: Optimiser,
     mine = [segment for segment in placement.segments if segment.side == "client"]
     held = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
     trained = sum(p.numel() for name, p in model.initial().items() if placement.on_client(name))
-    state = client_values(model, placement, optimiser) - trained
+    state = client_half(model, placement, optimiser).held() - trained
     leaving = sum(math.prod(model.smashed_shape(segment.stop)) for segment in mine)
     kept = sum(saved_bytes(model, segment.start, segment.stop) for segment in mine)
     return ClientMemory(4 * held, 4 * (state + trained), batch * (kept + 4 * leaving))

@@ -154,13 +154,15 @@ class SimulatedCohort:
     ) -> Iterator[tuple[SimulatedClients, LocalParty]]:
         sim, state, tau, clients = self.sim, share.state, self.sim.train.local_steps, share.places
         optimiser, everyone = sim.kit.optimiser, len(share.ids) == share.members
+        if sim.optimiser.at_sync == "local" and state.client.home().slots and not still:
+            averaged = False  # their states last, whatever becomes of the weights
         alike = averaged and not sim.scheme.many_steps and sim.kit.one_copy(state.placement, "client", tau)
         alike = alike or (still and not sim.kit.mixes(state.placement, "client"))
         shared = not state.client.stacked and (sim.identical or alike)
         lasting = not shared and (state.client.stacked or not averaged)
         if lasting:
             if not state.client.stacked:
-                state.client = state.client.stack(share.members)
+                state.spread(share.members)
             copies = state.client if everyone else state.client.take(clients)
         client_mean: Weights | None = None
         server_mean: Weights | None = None
@@ -194,6 +196,7 @@ class SimulatedCohort:
         sim = self.sim
         for n in self.ids.tolist():
             state = server.handed_to(n) if isinstance(server, MixedState) else server
+            state.hand_to(n, len(sim.sizes), sim.optimiser)
             group = self._alone([n])
             party = LocalParty(sim.server_kit, state.placement, state.server, group, self.ledger)
             client = SimulatedClients(self, state.client, group, party, alone=True)
@@ -214,7 +217,8 @@ class SimulatedCohort:
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         everyone, ids = self.everyone, self.ids.tolist()
         if isinstance(mixed := self.sim.state, MixedState):
-            mixed.average([(share.cohort, share.weight, share.places, share.rho) for share in self._shares(mixed)])
+            taking_part = [(share.cohort, share.weight, share.places, share.rho) for share in self._shares(mixed)]
+            mixed.average(taking_part, self.sim.optimiser)
             held = mixed.travelling()
             link.models("up", [held[n] for n in ids], ids)
             link.models("down", [held[n] for n in everyone], everyone, broadcast=True)
@@ -222,12 +226,13 @@ class SimulatedCohort:
         state = self.one_state
         if state.client.stacked and not codec.exact and self.sim.differences.last is not None:
             halves = state.client.take(torch.from_numpy(self.ids))
-            state.client, sizes, size = self.sim.differences.average(halves, ids, self.rho, codec.at(self.t))
+            half, sizes, size = self.sim.differences.average(halves, ids, self.rho, codec.at(self.t))
+            state.share(half, self.sim.optimiser)
             link.count("up", "model", sizes if codec.varies else sizes[0], ids)
             link.count("down", "model", size, everyone, broadcast=True)
             return
-        if state.client.stacked:
-            state.client = state.client.take(torch.from_numpy(self.ids)).mean(self.rho)
+        half = state.client.take(torch.from_numpy(self.ids)).mean(self.rho) if state.client.stacked else state.client
+        state.share(half, self.sim.optimiser)
         link.models("up", state.client.travelling(), ids)
         link.models("down", state.client.travelling(), everyone, broadcast=True)
 

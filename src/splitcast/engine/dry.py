@@ -148,7 +148,7 @@ class DryCohort:
     batch: int
     steps: int
     values: Mapping[Placement, int]
-    """of a client half, optimiser state included"""
+    """of a client half, with the state of the optimiser if it is sent"""
     ledger: Ledger
 
     def in_parallel(
@@ -214,8 +214,13 @@ def dry_round(
 
 def client_values(model: SplitModel, placement: Placement, optimiser: Optimiser) -> int:
     """Values of a client's weights that travel when they are exchanged."""
+    return client_half(model, placement, optimiser).travelling()
+
+
+def client_half(model: SplitModel, placement: Placement, optimiser: Optimiser) -> Weights:
+    """The shapes of a client's weights, without what is frozen."""
     params, buffers = (
         {k: shape_only(*v.shape) for k, v in part.items() if placement.on_client(k)}
         for part in (model.initial(), model.buffers())
     )
-    return Weights.start(params, optimiser, buffers).travelling()
+    return Weights.start(params, optimiser, buffers)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from splitcast.engine.state import State
 from splitcast.model.split import Params
+from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Fleet, Placed, Placement
 from splitcast.training.weights import FROZEN, Weights
 
@@ -45,11 +46,14 @@ class MixedState:
         """The whole model, every block averaged over its copies."""
         return self._mean(self._everybody(rho)).everything()
 
-    def average(self, taking_part: Iterable[tuple[int, float, Tensor, Tensor]]) -> None:
+    def average(self, taking_part: Iterable[tuple[int, float, Tensor, Tensor]], optimiser: Optimiser) -> None:
         """Average every block over the copies of those who take part (cohort, its weight, where they are among its
         members, rho among themselves); everybody has the average then."""
         whole = self._mean(taking_part)
-        self.states = [State.start(whole.clone(), place) for place in self.placement.cohorts]
+        for state in self.states:
+            mean = State.start(whole.clone(), state.placement)
+            state.share(mean.client, optimiser)
+            state.server = mean.server
 
     def join(self, cohorts: Sequence[tuple[int, float]]) -> None:
         """Average the blocks that the server holds for several cohorts, each with its weight, and give the average to
@@ -112,7 +116,8 @@ class MixedState:
         parts = []
         for k, weight, places, rho in cohorts:
             client = self.states[k].client
-            parts.append((client.take(places).mean(rho) if client.stacked else client, weight))
+            half = client.take(places).mean(rho) if client.stacked else client
+            parts.append((Weights(dict(half.sent()) | {FROZEN: half.beside(FROZEN)}), weight))
             parts.append((self.states[k].server, weight))
         return _weighted(parts)
 

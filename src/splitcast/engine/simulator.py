@@ -86,6 +86,8 @@ class Simulator:
             raise SplitcastError("client_update: 'identical' needs layers that do not mix a batch, as BatchNorm does")
         if self.identical and config.train.clip_norm:
             raise SplitcastError("client_update: 'identical' has one gradient for all; leave clip_norm out")
+        if self.identical and self.optimiser.at_sync != "average":
+            raise SplitcastError("client_update: 'identical' has one state for all; leave optimizer_state out")
         self.kit.guard(placement)
         self.state: AnyState = start(self.initial(), placement)
         self.sample_bytes = saved_bytes(model)
@@ -121,7 +123,7 @@ class Simulator:
             return
         if isinstance(self.state, MixedState):
             raise SplitcastError("cut: with one for every client, none moves")
-        down, up = self.state.move(placement.check(self.model), self.weights)
+        down, up = self.state.move(placement.check(self.model), self.weights, self.optimiser)
         self.differences.moved()
         if charge:
             everyone, link = range(len(self.sizes)), CountingLink(ledger)

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from splitcast.base.errors import SplitcastError
 from splitcast.model.split import Params
-from splitcast.training.placement import Placement
+from splitcast.training.optimiser import Optimiser, at_sync
+from splitcast.training.placement import Placement, Side
 from splitcast.training.weights import FROZEN, TRAINED, Weights
 
 SHARES = "shares"
@@ -23,14 +25,16 @@ class State:
     server: Weights
     marked: Weights | None = None
     """the clients' weights when a scheme last marked them, one copy"""
+    own: Weights | None = None
+    """the optimiser's state of each client, where all hold one half and it stays with them"""
 
     @staticmethod
     def start(weights: Weights, placement: Placement) -> "State":
         """A whole model, divided."""
         return State(
             placement,
-            weights.only(lambda name: placement.side(name) == "client"),
-            weights.only(lambda name: placement.side(name) == "server"),
+            weights.only(partial(_of_side, placement, "client")),
+            weights.only(partial(_of_side, placement, "server")),
         )
 
     def averaged(self, rho: Tensor) -> Params:
@@ -40,20 +44,41 @@ class State:
         both.adopt(self.server)
         return both.everything()
 
-    def move(self, placement: Placement, rho: Tensor) -> tuple[int, int]:
+    def spread(self, members: int) -> None:
+        """Give each of so many clients a copy of the half that all hold, with its own state of the optimiser."""
+        self.client, self.own = self.client.stack(members).keeping(self.own), None
+
+    def share(self, half: Weights, optimiser: Optimiser) -> None:
+        """All clients hold ``half`` from now on; state that is not sent stays with each or begins anew."""
+        if at_sync(optimiser) == "local" and self.client.stacked:
+            self.own = self.client.home()
+        self.client = half.renewed(optimiser)
+
+    def hand_to(self, client: int, members: int, optimiser: Optimiser) -> None:
+        """One of so many clients has the half now, with its own state of the optimiser or one that begins anew."""
+        self.client = self.client.renewed(optimiser)
+        if at_sync(optimiser) == "local":
+            self.own = self.own or self.client.stack(members).home()
+            self.client = self.client.keeping(self.own.one(client))  # its row itself: steps are in place
+
+    def move(self, placement: Placement, rho: Tensor, optimiser: Optimiser) -> tuple[int, int]:
         """Another placement, without changing a logit of the averaged model.
 
         Blocks moving to the clients are copied to each; blocks moving to the server become the weighted average
-        of the clients' copies; the optimiser's state moves along. Returns the values (broadcast to the clients,
-        uploaded by each). Nothing is uploaded when the clients' copies are equal: the server made that copy itself.
+        of the clients' copies; the optimiser's state moves along, or, if it is not sent, begins anew. Returns the
+        values (broadcast to the clients, uploaded by each). Nothing is uploaded when the clients' copies are equal:
+        the server made that copy itself.
         """
-        down = self.server.only(lambda name: placement.side(name) == "client")
-        up = self.client.only(lambda name: placement.side(name) == "server").mean(rho)
+        down = self.server.only(lambda name: placement.side(name) == "client").renewed(optimiser)
+        up = self.client.only(lambda name: placement.side(name) == "server").mean(rho).renewed(optimiser)
         counted = down.travelling(), up.travelling() if self.client.stacked else 0
         self.server.drop(lambda name: placement.side(name) == "client")
         self.client.drop(lambda name: placement.side(name) == "server")
         self.client.adopt(down.stack(len(rho)) if self.client.stacked else down)
         self.server.adopt(up)
+        if self.own:
+            self.own.drop(lambda name: placement.side(name) == "server")
+            self.own.adopt(down.stack(len(rho)).home())
         self.placement = placement
         return counted
 
@@ -80,8 +105,9 @@ class State:
         }
 
     def _sides(self) -> list[tuple[str, Weights]]:
-        marked = [("marked", self.marked)] if self.marked else []
-        return [("client", self.client), ("server", self.server), *marked]
+        further = {"marked": self.marked, "own": self.own}
+        known = [(side, weights) for side, weights in further.items() if weights]
+        return [("client", self.client), ("server", self.server), *known]
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], placement: Placement, copies: int, like: Weights) -> "State":
@@ -89,32 +115,34 @@ class State:
 
         Names come in the order of ``like``, so that sums over them do not depend on how they were stored.
         """
-        sides = {}
-        for side in ("client", "server"):
-            lead = (copies,) if side == "client" and copies else ()
-            slots = {
-                slot: {
-                    name: _expected(
-                        tensors, f"{side}/{slot}/{name}", (*(lead if slot != FROZEN else ()), *value.shape)
-                    ).to(value.device)
-                    for name, value in values.items()
-                    if placement.side(name) == side
-                }
-                for slot, values in like.slots.items()
-            }
-            sides[side] = Weights(slots, stacked=bool(lead))
-        marked = None
+        client, server = (like.only(partial(_of_side, placement, side)) for side in ("client", "server"))
+        found = State(
+            placement,
+            _read(tensors, "client", client, (copies,) if copies else ()),
+            _read(tensors, "server", server),
+        )
         if any(key.startswith("marked/") for key in tensors):
-            half = like.only(placement.on_client).snapshot()
-            slots = {
-                slot: {
-                    name: _expected(tensors, f"marked/{slot}/{name}", tuple(v.shape)).to(v.device)
-                    for name, v in values.items()
-                }
-                for slot, values in half.slots.items()
-            }
-            marked = Weights(slots)
-        return State(placement, sides["client"], sides["server"], marked)
+            found.marked = _read(tensors, "marked", client.snapshot())
+        each = [v for key, v in tensors.items() if key.startswith("own/")]
+        if each:
+            found.own = _read(tensors, "own", client.home(), tuple(each[0].shape[:1]))
+        return found
+
+
+def _of_side(placement: Placement, side: Side, name: str) -> bool:
+    return placement.side(name) == side
+
+
+def _read(tensors: Mapping[str, Tensor], part: str, like: Weights, lead: tuple[int, ...] = ()) -> Weights:
+    """Weights of the slots and shapes of ``like``, stacked if there is a leading dimension."""
+    slots = {
+        slot: {
+            name: _expected(tensors, f"{part}/{slot}/{name}", (*(lead if slot != FROZEN else ()), *v.shape)).to(v.device)
+            for name, v in values.items()
+        }
+        for slot, values in like.slots.items()
+    }
+    return Weights(slots, stacked=bool(lead))
 
 
 def _expected(tensors: Mapping[str, Tensor], key: str, shape: tuple[int, ...]) -> Tensor:

@@ -72,6 +72,7 @@ class Federation:
             Weights.start(model.initial(), self.optimiser, model.buffers(), model.frozen()) for _ in range(2)
         )
         self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
+        self.halves.states_differ = self.optimiser.at_sync == "local"
 
     @property
     def state(self) -> State:
@@ -97,7 +98,7 @@ class Federation:
     def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
         if placement != self.state.placement:
             link = CountingLink(ledger) if charge else None
-            self.halves.move(placement, self._scheme, link, travels=self._scheme.clients_keep_halves)
+            self.halves.move(placement, self._scheme, self.optimiser, link, travels=self._scheme.clients_keep_halves)
 
     def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
         ledger = ledger or Ledger()

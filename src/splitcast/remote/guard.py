@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splitcast.base.registry import Registry
-from splitcast.training.weights import Slots, Weights
+from splitcast.training.weights import Weights
 
 MEMORY = 32
 """Rounds of which a site's messages are remembered."""
@@ -94,38 +94,32 @@ def clipped(copies: Weights, rho: Tensor, last: Weights) -> Weights:
     lengths = torch.stack([(copies.params[k] - last.params[k]).flatten(1).double().square().sum(1) for k in names])
     lengths = lengths.sum(0).sqrt()
     shorten = (upper_median(lengths.tolist()) / lengths.clamp(min=1e-300)).clamp(max=1.0)
-    slots: Slots = {}
-    for slot, values in copies.slots.items():
-        slots[slot] = {}
-        for k, v in values.items():
-            old = last.slots[slot][k]
-            scale = (rho.double() * shorten).to(v.dtype)
-            slots[slot][k] = old + torch.tensordot(scale, v - old, dims=1)
-    return Weights(slots)
+
+    def moved(slot: str, name: str, v: Tensor) -> Tensor:
+        old = last.slots[slot][name]
+        return old + torch.tensordot((rho.double() * shorten).to(v.dtype), v - old, dims=1)
+
+    return copies.reduced(moved)
 
 
 def median(copies: Weights, rho: Tensor, last: Weights) -> Weights:
     """The middle value of every coordinate, whatever the weights (Yin et al., ICML 2018)."""
-    return _coordinates(copies, lambda v: v.median(0).values if len(v) % 2 else _middle_two(v))
+    return copies.reduced(lambda slot, name, v: v.median(0).values if len(v) % 2 else _middle_two(v))
 
 
 def trimmed(copies: Weights, rho: Tensor, last: Weights) -> Weights:
     """The mean of every coordinate without the largest and smallest fifth (Yin et al., ICML 2018)."""
 
-    def cut(v: Tensor) -> Tensor:
+    def cut(slot: str, name: str, v: Tensor) -> Tensor:
         out = len(v) // 5 or int(len(v) > 2)
         return v.sort(0).values[out : len(v) - out].mean(0)
 
-    return _coordinates(copies, cut)
+    return copies.reduced(cut)
 
 
 def _middle_two(v: Tensor) -> Tensor:
     ordered = v.sort(0).values
     return (ordered[len(v) // 2 - 1] + ordered[len(v) // 2]) / 2
-
-
-def _coordinates(copies: Weights, change: Callable[[Tensor], Tensor]) -> Weights:
-    return Weights({slot: {k: change(v) for k, v in values.items()} for slot, values in copies.slots.items()})
 
 
 AVERAGES: Registry[Callable[[Weights, Tensor, Weights], Weights]] = Registry("average", takes=3)

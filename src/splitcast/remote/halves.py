@@ -21,6 +21,7 @@ from splitcast.remote.sites import Answer, NoSites, Sites
 from splitcast.remote.wire import Packed, flag, pack_change, pack_weights, unpack_change, unpack_weights
 from splitcast.schemes.program import Scheme
 from splitcast.training.differences import Differences
+from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Placement
 from splitcast.training.weights import Weights
 
@@ -35,6 +36,8 @@ class Halves:
     def __init__(self, state: State, like: Weights, sites: Sites, sizes: NDArray[np.int64], sync: Codec = FP32) -> None:
         self.state, self.like, self.sites, self.sizes, self.sync = state, like, sites, sizes, sync
         self.differ = False
+        self.states_differ = False
+        """whether sites keep states of the optimiser of their own"""
         self.stale = set(sites.present)
         self.shared = state.client
         """the last half that everybody was given: what an average is judged by"""
@@ -117,7 +120,7 @@ class Halves:
         """Those halves that are not far farther from the last average than the others."""
         last = self.shared if list(self.shared.params) == self.names() else None
         bad: dict[int, str] = {}
-        for slot in next(iter(halves.values())).slots if halves else ():
+        for slot, _ in next(iter(halves.values())).sent() if halves else ():
             sizes = {}
             for n, weights in halves.items():
                 away = [v - last.slots[slot][k] if last else v for k, v in weights.slots[slot].items()]
@@ -155,8 +158,8 @@ class Halves:
         self.bases, self.differences = {}, Differences()
 
     def keep(self, t: int) -> None:
-        """Let the sites keep halves of their own on their own disks."""
-        if self.differ:
+        """Let the sites keep what is their own on their own disks."""
+        if self.differ or self.states_differ:
             self.sites.ask("keep", {n: {"round_": t} for n in self.fresh()}, "client", _nothing)
 
     def drift(self) -> float | None:
@@ -166,7 +169,9 @@ class Halves:
             return copies.drift(self.rho(ids))
         return None if self.differ else 0.0
 
-    def move(self, placement: Placement, scheme: Scheme, link: CountingLink | None, *, travels: bool) -> None:
+    def move(
+        self, placement: Placement, scheme: Scheme, optimiser: Optimiser, link: CountingLink | None, *, travels: bool
+    ) -> None:
         """Another placement; without ``travels`` no site holds a half now. What travels is counted on the link.
 
         Blocks that move to the clients are sent to each; blocks that move to the server come up from each, unless
@@ -192,7 +197,7 @@ class Halves:
         if self.differ and fresh:
             down, up = self._moved(placement, arrived)
         else:
-            down, up = self.state.move(placement, self.rho(range(len(self.sizes))))
+            down, up = self.state.move(placement, self.rho(range(len(self.sizes))), optimiser)
         self.collected, self.bases = None, {}
         self.differences.moved()
         if not self.differ:

@@ -277,7 +277,9 @@ class Site:
         return self.scheme.place(min(integer(cut, "cut", 1, self.model.depth), self.model.depth - 1), self.model.depth)
 
     def _like(self, placement: Placement) -> Weights:
-        return self.like.only(placement.on_client)
+        """What weights look like there; state of the optimiser that is not sent is as at the start, or as it is."""
+        like = self.like.only(placement.on_client)
+        return like.keeping(self.weights) if self.optimiser.at_sync == "local" else like
 
     def _expect(self, cut: Any) -> None:
         if self._placement(cut) != self.placement:

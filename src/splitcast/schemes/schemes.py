@@ -216,6 +216,9 @@ def placed(config: Config, scheme: Scheme, depth: int) -> Placed:
             raise SplitcastError(f"policy: {config.policy.policy!r} moves one cut; with one for every client use fixed")
         if scheme.one_server or not scheme.sync.exact:
             raise SplitcastError(f"cut: {scheme.name} with its settings needs one cut for all clients")
+        if config.train.optimizer_state != "average" and not scheme.clients_keep_halves:
+            state = config.train.optimizer_state
+            raise SplitcastError(f"optimizer_state: {state!r} with {scheme.name} needs one cut for all clients")
         if config.split.client_update != "own":
             raise SplitcastError("client_update: 'identical' needs one cut for all clients")
         if any(other != settings[0] for other in settings):

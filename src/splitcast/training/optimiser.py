@@ -120,9 +120,17 @@ class Scheduled:
     """
 
     def __init__(
-        self, inner: Any, schedule: str = "constant", warmup: int = 0, rounds: int = 1, clip_norm: float = 0.0
+        self,
+        inner: Any,
+        schedule: str = "constant",
+        warmup: int = 0,
+        rounds: int = 1,
+        clip_norm: float = 0.0,
+        at_sync: str = "average",
     ) -> None:
+        """``at_sync``: what becomes of the state of clients (`TrainConfig.optimizer_state`)."""
         self.inner, self.factor, self.clip_norm = inner, SCHEDULES[one_of("schedule", schedule, SCHEDULES)], clip_norm
+        self.at_sync = one_of("optimizer_state", at_sync, ("average", "local", "reset"))
         self.warmup, self.rounds = warmup, rounds
         self.linear: bool = inner.linear and not clip_norm
         self.changes = warmup > 0 or schedule != "constant"
@@ -144,6 +152,11 @@ class Scheduled:
 
     def step(self, params: Params, state: Mapping[str, Params], grads: Mapping[str, Gradient]) -> None:
         self.inner.step(params, state, grads)
+
+
+def at_sync(optimiser: Any) -> str:
+    """What becomes of the state of clients when weights are averaged: average, local or reset."""
+    return str(getattr(optimiser, "at_sync", "average"))
 
 
 def clipped(grads: Mapping[str, Gradient], norm: float, *, stacked: bool) -> dict[str, Gradient]:
@@ -192,4 +205,4 @@ def make_optimiser(train: TrainConfig, rate: float = 1.0) -> Scheduled:
         raise SplitcastError(f"weight_decay: {train.weight_decay:g} is not known to {name}; build it in there")
     lr = rate * train.lr
     inner = made(lr, train.momentum, train.weight_decay) if name in OPTIMISERS else made(lr, train.momentum)
-    return Scheduled(inner, train.schedule, train.warmup, train.rounds, train.clip_norm)
+    return Scheduled(inner, train.schedule, train.warmup, train.rounds, train.clip_norm, train.optimizer_state)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from splitcast.model.split import Params, block_of
 from splitcast.training.factored import Factors, Gradient
-from splitcast.training.optimiser import Optimiser
+from splitcast.training.optimiser import Optimiser, at_sync
 
 TRAINED = "trained"
 FROZEN = "frozen"
@@ -20,7 +20,9 @@ FROZEN = "frozen"
 BUFFERS = "buffers"
 """Running statistics and the like: averaged, moved and sent with what is trained; of whole numbers the first counts."""
 STATE = "opt/"
-"""Slots of the optimiser begin so."""
+"""Slots of the optimiser begin so,"""
+HOME = "home/"
+"""or so, where its state stays with who has it and is never sent (`TrainConfig.optimizer_state`)."""
 
 Slots = dict[str, Params]
 
@@ -41,7 +43,8 @@ class Weights:
         params: Params, optimiser: Optimiser, buffers: Params | None = None, frozen: Params | None = None
     ) -> "Weights":
         """Initial parameters with the optimiser's state, buffers and frozen parameters."""
-        state = {STATE + name: slot for name, slot in optimiser.init(params).items()}
+        prefix = STATE if at_sync(optimiser) == "average" else HOME
+        state = {prefix + name: slot for name, slot in optimiser.init(params).items()}
         further = {BUFFERS: buffers, FROZEN: frozen}
         return Weights({TRAINED: params, **state, **{slot: values for slot, values in further.items() if values}})
 
@@ -65,9 +68,12 @@ class Weights:
         return len(next(values, ())) if self.stacked else 0
 
     def travelling(self) -> int:
-        """Values of one copy that are sent when weights are exchanged: all but the frozen."""
-        values = sum(v.numel() for slot, values in self._moving() for v in values.values())
-        return values // max(1, self.copies)
+        """Values of one copy that are sent when weights are exchanged: all but the frozen, and state that stays."""
+        return self._count(self.sent())
+
+    def held(self) -> int:
+        """Values of one copy that change: all but the frozen."""
+        return self._count(self._moving())
 
     # gradients
 
@@ -95,9 +101,9 @@ class Weights:
         if not optimiser.linear:
             grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
         state = {
-            slot.removeprefix(STATE): {k: part(values[k]) for k in grads}
+            slot.partition("/")[2]: {k: part(values[k]) for k in grads}
             for slot, values in self.slots.items()
-            if slot.startswith(STATE)
+            if slot.startswith((STATE, HOME))
         }
         optimiser.step({k: part(self.params[k]) for k in grads}, state, grads)
 
@@ -128,10 +134,17 @@ class Weights:
     def mean(self, weights: Tensor) -> "Weights":
         """sum_n weights_n w^n as one copy; one copy is its own average."""
 
-        def average(v: Tensor) -> Tensor:
-            return torch.tensordot(weights.to(v), v, dims=1) if v.is_floating_point() else v[0]
+        if not self.stacked:
+            return self
+        return self.reduced(lambda slot, name, v: torch.tensordot(weights.to(v), v, dims=1))
 
-        return self._map(average, stacked=False) if self.stacked else self
+    def reduced(self, change: Callable[[str, str, Tensor], Tensor]) -> "Weights":
+        """Stacked copies (n, ...) made one, given slot, name and value; of whole numbers the first counts."""
+        slots = {
+            slot: {k: change(slot, k, v) if v.is_floating_point() else v[0] for k, v in values.items()}
+            for slot, values in self._moving()
+        }
+        return Weights(slots | self._still())
 
     def plus(self, other: "Weights | None") -> "Weights":
         """One copy with another one added in place."""
@@ -168,8 +181,25 @@ class Weights:
 
     def snapshot(self) -> "Weights":
         """A copy of what a model needs to run, without the optimiser's state."""
-        slots = {slot: values for slot, values in self.slots.items() if not slot.startswith(STATE)}
+        slots = {slot: values for slot, values in self.slots.items() if not slot.startswith((STATE, HOME))}
         return Weights({slot: {k: v.clone() for k, v in values.items()} for slot, values in slots.items()})
+
+    # state that stays
+
+    def home(self) -> "Weights":
+        """The state that is not sent, by reference."""
+        return Weights({slot: values for slot, values in self.slots.items() if slot.startswith(HOME)}, self.stacked)
+
+    def renewed(self, optimiser: Optimiser) -> "Weights":
+        """The same, with state that is not sent as at the start."""
+        fresh = optimiser.init(self.params) if at_sync(optimiser) != "average" else {}
+        return Weights(self.slots | {HOME + name: values for name, values in fresh.items()}, self.stacked)
+
+    def keeping(self, own: "Weights | None") -> "Weights":
+        """The same, with this state that is not sent, for those parameters that it has."""
+        kept = own.home().slots if own else {}
+        slots = {s: {k: kept.get(s, {}).get(k, v) for k, v in values.items()} for s, values in self.slots.items()}
+        return Weights(slots, self.stacked)
 
     # parts of the model
 
@@ -191,21 +221,28 @@ class Weights:
     # on the wire and on disk
 
     def flat(self) -> Tensor:
-        """All that moves of one copy, slot after slot, as one vector."""
-        values = [v.detach().flatten().float() for _, slot in self._moving() for v in slot.values()]
+        """All that is sent of one copy, slot after slot, as one vector."""
+        values = [v.detach().flatten().float() for _, slot in self.sent() for v in slot.values()]
         return torch.cat(values) if values else torch.empty(0, device="cpu")
 
     @staticmethod
     def unflat(values: Tensor, like: "Weights") -> "Weights":
-        """The inverse of `flat`, for weights of the slots and shapes of ``like``."""
-        slots: Slots = {}
+        """The inverse of `flat`, for weights of the slots and shapes of ``like``, with its state that is not sent."""
+        slots: Slots = {slot: {k: v.clone() for k, v in values.items()} for slot, values in like.home().slots.items()}
         at = 0
-        for slot, shapes in like._moving():
+        for slot, shapes in like.sent():
             slots[slot] = {}
             for name, shape in shapes.items():
                 slots[slot][name] = values[at : at + shape.numel()].view(shape.shape).to(shape.dtype, copy=True)
                 at += shape.numel()
         return Weights(slots | like._still())
+
+    def sent(self) -> list[tuple[str, Params]]:
+        """The slots that are sent when weights are exchanged."""
+        return [(slot, values) for slot, values in self._moving() if not slot.startswith(HOME)]
+
+    def _count(self, slots: Iterable[tuple[str, Params]]) -> int:
+        return sum(v.numel() for _, values in slots for v in values.values()) // max(1, self.copies)
 
     def _moving(self) -> list[tuple[str, Params]]:
         return [(slot, values) for slot, values in self.slots.items() if slot != FROZEN]
