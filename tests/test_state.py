@@ -17,6 +17,7 @@ from splitcast.data.batches import draw_batches, participants
 from splitcast.remote.federation import Federation
 from splitcast.remote.guard import AVERAGES
 from splitcast.remote.sites import Limits
+from splitcast.run.export import trained_model
 from splitcast.run.loop import make_simulator, train
 from splitcast.schemes.messages import Ledger
 from splitcast.studies.plan import plan
@@ -277,6 +278,75 @@ def test_a_stopped_run_resumes_exactly(changes, tmp_path):
     ],
 )
 def test_what_makes_no_sense_is_one_line(changes, words):
+    with pytest.raises(SplitcastError, match=words):
+        make_simulator(with_values(Config(), clients=3, arch="cnn-small", **changes), IMAGES)
+
+
+SIDES = {"server_optimizer": "adamw", "server_lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "sl"])
+@pytest.mark.parametrize("tau", [1, 3])
+def test_sides_may_have_optimisers_of_their_own(scheme, tau):
+    """One client is plain PyTorch with two optimisers."""
+    sim, (x, y, _) = engine(scheme, 2, tau, sizes=[20], **SIDES), data([20])
+    module = nn.Sequential(*blocks()).double()
+    both = [
+        torch.optim.SGD(module[:2].parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+        torch.optim.AdamW(module[2:].parameters(), lr=0.02, weight_decay=0.1),
+    ]
+    for t in range(1, 5):
+        for i in range(tau):
+            rows = sim.rows(t, i, np.array([0]))[0]
+            for optimiser in both:
+                optimiser.zero_grad()
+            nn.functional.cross_entropy(module(x[rows]), y[rows]).backward()
+            for optimiser in both:
+                optimiser.step()
+        sim.round(t)
+    assert float((flat(sim) - torch.cat([p.detach().flatten() for p in module.parameters()])).abs().max()) < 1e-8
+
+
+def test_a_rate_of_the_server_alone_moves_cuts_and_mixes():
+    """With sgd a server that learns at a tenth of the rate steps a tenth as far, wherever its blocks are."""
+    slow = engine("sfl", (2, 4, 2, 4), 1, server_lr=0.01)
+    fast = engine("sfl", (2, 4, 2, 4), 1)
+    start = flat(slow)
+    for sim in (slow, fast):
+        sim.round(1)
+    ours, theirs = ((flat(sim) - start)[-len(slow.model.initial()["4.bias"]) :] for sim in (slow, fast))
+    assert torch.allclose(ours, 0.1 * theirs, atol=1e-12, rtol=0) and float(theirs.abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("scheme", ["sfl", "psl", "sl"])
+def test_sites_have_the_optimiser_of_their_side(scheme):
+    config = settings(scheme, local_steps=2, **SIDES | {"server_lr": 0.002})
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    for t in range(1, 5):
+        assert fed.round(t).ledger.messages == sim.round(t).ledger.messages
+    assert difference(fed, sim) < 1e-3
+    assert all(set(site.weights.slots) == {"trained", "opt/momentum"} for site in fed.sites.transport.sites)
+
+
+def test_sides_resume_exactly_and_are_exported(tmp_path):
+    config = with_values(
+        Config(), arch="cnn-small", rounds=6, clients=4, checkpoint_every=2, scheme="sfl", cut=2, **SIDES | {"lr": 0.01}
+    )
+    resumes_exactly(config, tmp_path / "run", stop_at=3)
+    ours = dict(trained_model(tmp_path / "run").named_parameters())
+    assert all(torch.equal(v, ours[k]) for k, v in train(config).model().named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"server_lr": 0.1, "scheme": "fl"}, "server_lr: 0.1, but with fl the server has no half"),
+        ({"server_optimizer": "adam", "policy": "random"}, "server_optimizer: 'adam' needs one fixed cut"),
+        ({"server_optimizer": "adam", "scheme": "sfl", "cut": (1, 2, 1)}, "server_optimizer: 'adam' needs one fixed"),
+        ({"server_optimizer": "adam2"}, "optimizer: unknown 'adam2'"),
+    ],
+)
+def test_sides_that_make_no_sense_are_one_line(changes, words):
     with pytest.raises(SplitcastError, match=words):
         make_simulator(with_values(Config(), clients=3, arch="cnn-small", **changes), IMAGES)
 

@@ -346,6 +346,10 @@ class TrainConfig:
     """Learning rate eta."""
     optimizer: Text = "sgd"
     """sgd, nesterov, adam, adamw, or module:function of yours made from (lr, momentum)."""
+    server_lr: NonNegative = 0.0
+    """Learning rate of the server half, if another; 0: lr."""
+    server_optimizer: Text = ""
+    """Optimiser of the server half, if another, with the same momentum, decay, schedule and clipping."""
     optimizer_state: Text = "average"
     """Its state when client halves are averaged, handed on or moved: average (sent with them, and counted), local (every
     client keeps its own), reset (begins anew). The server's own copies are averaged with their state in any case."""

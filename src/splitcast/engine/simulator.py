@@ -23,7 +23,7 @@ from splitcast.engine.engine import RoundReport, evaluate, kept_tensors, restore
 from splitcast.engine.links import CountingLink, SimulatedLink
 from splitcast.engine.mixed import AnyState, MixedState, start
 from splitcast.engine.party import Kit
-from splitcast.engine.state import SHARES, State
+from splitcast.engine.state import SHARES, State, check_sides, started
 from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
@@ -66,7 +66,9 @@ class Simulator:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
-        self.optimiser, self.server_optimiser = (make_optimiser(config.train, rate) for rate in self._scheme.rates)
+        mine, theirs = self._scheme.rates
+        self.optimiser = make_optimiser(config.train, mine)
+        self.server_optimiser = make_optimiser(config.train, theirs, server=True)
         defence = Defence.of(config.defence, config.train.seed)
         self.kit = Kit(model, task, self.optimiser, self.runtime, defence)
         self.server_kit = replace(self.kit, optimiser=self.server_optimiser)
@@ -89,7 +91,8 @@ class Simulator:
         if self.identical and self.optimiser.at_sync != "average":
             raise SplitcastError("client_update: 'identical' has one state for all; leave optimizer_state out")
         self.kit.guard(placement)
-        self.state: AnyState = start(self.initial(), placement)
+        check_sides(config, placement)
+        self.state: AnyState = start(self.initial(placement), placement)
         self.sample_bytes = saved_bytes(model)
         self.differences = Differences()
 
@@ -97,7 +100,7 @@ class Simulator:
         """Whether every client needs a copy of the server half."""
         if self._scheme.one_server:
             return False
-        return not self.kit.one_copy(placement, "server", self.train.local_steps)
+        return not self.server_kit.one_copy(placement, "server", self.train.local_steps)
 
     def keeps(self, clients: int) -> bool:
         """Whether the graphs of so many clients fit into memory together."""
@@ -108,14 +111,10 @@ class Simulator:
         """The scheme, as it runs at the present placement."""
         return self._scheme.at(self.state.placement)
 
-    def initial(self) -> Weights:
-        """The weights of the whole model at the start."""
-        model, dtype = self.model, self.runtime.dtype
-        params, buffers, frozen = (
-            {k: v.to(self.runtime.device) for k, v in part.items()}
-            for part in (model.initial(dtype), model.buffers(dtype), model.frozen(dtype))
-        )
-        return Weights.start(params, self.optimiser, buffers, frozen)
+    def initial(self, placement: Placed | None = None) -> Weights:
+        """The weights of the whole model at the start, by default for the present placement."""
+        sides = (self.optimiser, self.server_optimiser)
+        return started(self.model, placement or self.state.placement, sides, self.runtime)
 
     def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
@@ -190,7 +189,7 @@ class Simulator:
             self.state = MixedState.from_tensors(tensors, self.state.placement, about["copies"], self.initial())
         else:
             placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
-            self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial())
+            self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial(placement))
         self.differences = Differences.from_tensors(tensors, self.runtime.device)
         restore_kept(self._scheme, tensors)
 

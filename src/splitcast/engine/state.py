@@ -1,15 +1,18 @@
 """The weights of a running training: who holds what, the clients' weights, and the server's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
+from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
-from splitcast.model.split import Params
+from splitcast.model.split import Params, SplitModel
 from splitcast.training.optimiser import Optimiser, at_sync
-from splitcast.training.placement import Placement, Side
+from splitcast.training.placement import SIDES, Fleet, Placed, Placement, Side
+from splitcast.training.runtime import Runtime
 from splitcast.training.weights import FROZEN, TRAINED, Weights
 
 SHARES = "shares"
@@ -115,7 +118,7 @@ class State:
 
         Names come in the order of ``like``, so that sums over them do not depend on how they were stored.
         """
-        client, server = (like.only(partial(_of_side, placement, side)) for side in ("client", "server"))
+        client, server = (like.only(partial(_of_side, placement, side)) for side in SIDES)
         found = State(
             placement,
             _read(tensors, "client", client, (copies,) if copies else ()),
@@ -127,6 +130,38 @@ class State:
         if each:
             found.own = _read(tensors, "own", client.home(), tuple(each[0].shape[:1]))
         return found
+
+
+def started(
+    model: SplitModel, placement: Placed, optimisers: Sequence[Optimiser], runtime: Runtime | None = None
+) -> Weights:
+    """The weights of a whole model at the start, with the states of the optimisers of clients and server."""
+    device, dtype = (runtime.device, runtime.dtype) if runtime else ("cpu", torch.float32)
+    params, buffers, frozen = (
+        {k: v.to(device) for k, v in part.items()}
+        for part in (model.initial(dtype), model.buffers(dtype), model.frozen(dtype))
+    )
+    if isinstance(placement, Fleet):  # with one kind of state (`check_sides`)
+        return Weights.start(params, optimisers[0], buffers, frozen)
+    whole = Weights({})
+    for side, optimiser in zip(SIDES, optimisers, strict=True):
+        mine = ({k: v for k, v in part.items() if placement.side(k) == side} for part in (params, buffers, frozen))
+        own, *beside = mine
+        whole.adopt(Weights.start(own, optimiser, *beside))
+    return whole
+
+
+def check_sides(config: Config, placement: Placed) -> None:
+    """Refuse an optimiser of the server's own where it has no half, or where blocks change sides."""
+    given = {"server_optimizer": config.train.server_optimizer, "server_lr": config.train.server_lr}
+    named = [f"{name}: {value!r}" for name, value in given.items() if value]
+    sides = {segment.side for place in placement.kinds for segment in place.segments}
+    if named and "server" not in sides:
+        raise SplitcastError(f"{named[0]}, but with {config.split.scheme} the server has no half; leave it out")
+    if config.train.server_optimizer not in ("", config.train.optimizer) and (
+        isinstance(placement, Fleet) or config.policy.policy != "fixed"
+    ):
+        raise SplitcastError(f"{named[0]} needs one fixed cut: blocks that change sides take their state along")
 
 
 def _of_side(placement: Placement, side: Side, name: str) -> bool:

@@ -18,7 +18,7 @@ from splitcast.data.batches import participants
 from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink
 from splitcast.engine.party import Kit
-from splitcast.engine.state import State
+from splitcast.engine.state import State, check_sides, started
 from splitcast.model.split import Params, SplitModel
 from splitcast.remote.clients import RemoteCohort
 from splitcast.remote.halves import Halves
@@ -33,7 +33,6 @@ from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Fleet, Placed, Placement
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task, make_task
-from splitcast.training.weights import Weights
 
 
 class Federation:
@@ -58,19 +57,20 @@ class Federation:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
-        self.optimiser = make_optimiser(config.train, self._scheme.rates[1])
+        theirs, mine = self._scheme.rates
+        self.optimiser = make_optimiser(config.train, mine, server=True)
         defence = Defence.of(config.defence, config.train.seed)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train), defence)
         placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
         if isinstance(placement, Fleet):
             raise SplitcastError("cut: one for every client needs the simulator; sites have one for all")
         self.kit.guard(placement)
+        check_sides(config, placement)
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)
-        like, start = (
-            Weights.start(model.initial(), self.optimiser, model.buffers(), model.frozen()) for _ in range(2)
-        )
+        sides = (make_optimiser(config.train, theirs), self.optimiser)
+        like, start = (started(model, placement, sides) for _ in range(2))
         self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
         self.halves.states_differ = self.optimiser.at_sync == "local"
 

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from splitcast.base.config import with_values
+from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.files import write_atomically
 from splitcast.engine.mixed import AnyState, MixedState
-from splitcast.engine.state import SHARES, State
+from splitcast.engine.state import SHARES, State, started
 from splitcast.model import make_model
 from splitcast.model.lora import merge_lora
 from splitcast.model.split import SplitModel
@@ -23,7 +23,6 @@ from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Fleet, Placed
 from splitcast.training.runtime import Runtime
-from splitcast.training.weights import Weights
 
 ABOUT = "inputs"
 """Name in a checkpoint's metadata of what a model is made for."""
@@ -53,20 +52,22 @@ def trained_model(folder: Path) -> nn.Module:
     model = scheme.fitted(made)
     if stored.about.get("model") != model.fingerprint():
         raise SplitcastError(f"run: {folder} trained another model than arch {config.model.arch!r} makes now")
-    like = Weights.start(model.initial(dtype), make_optimiser(config.train), model.buffers(dtype), model.frozen(dtype))
-    state = _state(stored, placed(config, scheme, model.depth), scheme, model.depth, like)
+    state = _state(config, stored, placed(config, scheme, model.depth), scheme, model)
     shares = stored.tensors.get(SHARES, torch.ones(config.data.clients, dtype=dtype) / config.data.clients)
     if shares.shape != (config.data.clients,):
         raise SplitcastError(f"checkpoint: {SHARES} of {len(shares)} clients, not {config.data.clients}")
     return whole(model, state.averaged(shares))
 
 
-def _state(stored: Checkpoint, held: Placed, scheme: Scheme, depth: int, like: Weights) -> AnyState:
+def _state(config: Config, stored: Checkpoint, held: Placed, scheme: Scheme, model: SplitModel) -> AnyState:
     """The weights of all; of a run with one cut for all, where that was in the end."""
+    sides = [make_optimiser(config.train, server=server) for server in (False, True)]
+    runtime, copies = Runtime.of(config.train), stored.about["copies"]
     if isinstance(held, Fleet):
-        return MixedState.from_tensors(stored.tensors, held, stored.about["copies"], like)
-    placement = scheme.place(min(int(stored.about["cut"]), depth - 1), depth)
-    return State.from_tensors(stored.tensors, placement, int(stored.about["copies"]), like)
+        return MixedState.from_tensors(stored.tensors, held, copies, started(model, held, sides, runtime))
+    placement = scheme.place(min(int(stored.about["cut"]), model.depth - 1), model.depth)
+    like = started(model, placement, sides, runtime)
+    return State.from_tensors(stored.tensors, placement, int(copies), like)
 
 
 def export(folder: Path, file: Path) -> int:

@@ -195,14 +195,15 @@ OPTIMISERS["adam"] = Adam
 OPTIMISERS["adamw"] = partial(Adam, decoupled=True)
 
 
-def make_optimiser(train: TrainConfig, rate: float = 1.0) -> Scheduled:
-    """The optimiser a configuration names, at ``rate`` times its learning rate; ``module:function`` takes lr and
-    momentum."""
-    name, made = train.optimizer, OPTIMISERS.find(train.optimizer)
+def make_optimiser(train: TrainConfig, rate: float = 1.0, *, server: bool = False) -> Scheduled:
+    """The optimiser a configuration names for the clients, or for the ``server``, at ``rate`` times its learning rate;
+    ``module:function`` takes lr and momentum."""
+    name = (server and train.server_optimizer) or train.optimizer
+    made = OPTIMISERS.find(name)
     if name == "nesterov" and not train.momentum:
         raise SplitcastError("momentum: nesterov needs one above 0, such as 0.9")
     if name not in OPTIMISERS and train.weight_decay:
         raise SplitcastError(f"weight_decay: {train.weight_decay:g} is not known to {name}; build it in there")
-    lr = rate * train.lr
+    lr = rate * ((server and train.server_lr) or train.lr)
     inner = made(lr, train.momentum, train.weight_decay) if name in OPTIMISERS else made(lr, train.momentum)
     return Scheduled(inner, train.schedule, train.warmup, train.rounds, train.clip_norm, train.optimizer_state)

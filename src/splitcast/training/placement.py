@@ -13,6 +13,7 @@ from splitcast.base.errors import SplitcastError
 from splitcast.model.split import SplitModel, block_of
 
 Side = Literal["client", "server"]
+SIDES: tuple[Side, Side] = ("client", "server")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Weights:
         if not optimiser.linear:
             grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
         state = {
-            slot.partition("/")[2]: {k: part(values[k]) for k in grads}
+            slot.partition("/")[2]: {k: part(values[k]) for k in grads if k in values}
             for slot, values in self.slots.items()
             if slot.startswith((STATE, HOME))
         }
