@@ -55,6 +55,12 @@ def _assign(repeats: int) -> list[Row]:
     return bench_assign(repeats)
 
 
+def _models(repeats: int) -> list[Row]:
+    from splitcast.bench.models import models
+
+    return models(repeats)
+
+
 BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "engine": _engine,
     "allocate": _allocate,
@@ -64,4 +70,5 @@ BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "flare": _flare,
     "peers": _peers,
     "assign": _assign,
+    "models": _models,
 }

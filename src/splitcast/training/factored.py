@@ -6,7 +6,7 @@ adds the product straight to the weights. With wide layers this is most of a rou
 A weight that is computed from parameters (weight normalisation, a slice, a transpose) gets an ordinary gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,12 @@ class Factors:
     def formed(self) -> Tensor:
         """The gradient itself."""
         return torch.bmm(self.left.transpose(1, 2), self.right)
+
+    def each(self) -> Iterator[Tensor]:
+        """The gradient of one client after the other, (o, i), in memory that the next one takes over."""
+        held = self.left.new_empty(self.left.shape[2], self.right.shape[2])
+        for left, right in zip(self.left, self.right, strict=True):
+            yield torch.mm(left.T, right, out=held)
 
 
 Gradient = Tensor | Factors

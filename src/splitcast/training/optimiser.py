@@ -22,7 +22,8 @@ class Optimiser(Protocol):
 
     linear: bool
     """Whether a step is linear in gradient and state: then the step along a mean is the mean of steps, and `step` takes
-    gradients left as two factors. Else every client steps a copy of its own, along gradients multiplied out."""
+    gradients left as two factors. Else every client steps a copy of its own, along gradients multiplied out (unless it
+    ``takes_factors`` nevertheless)."""
 
     def init(self, params: Params) -> dict[str, Params]:
         """Its state at the start, by slot, for these parameters; empty if it has none."""
@@ -76,7 +77,7 @@ class Adam:
     and Hutter, ICLR 2019).
     """
 
-    linear = False
+    linear, takes_factors = False, True
     betas, eps = (0.9, 0.999), 1e-8
 
     def __init__(self, lr: float, momentum: float = 0.0, weight_decay: float = 0.0, *, decoupled: bool = False) -> None:
@@ -91,20 +92,40 @@ class Adam:
         }
 
     def step(self, params: Params, state: Mapping[str, Params], grads: Mapping[str, Gradient]) -> None:
-        (b1, b2), decay = self.betas, self.weight_decay
         for name, g in grads.items():
-            assert isinstance(g, Tensor)
-            w, m, v = params[name], state["mean"][name], state["square"][name]
-            if decay and self.decoupled:
-                w.mul_(1 - self.lr * decay)
-            elif decay:
-                g = g.add(w, alpha=decay)
-            k = state["steps"][name].add_(1)
-            k = k.view(*k.shape, *[1] * (w.dim() - k.dim()))  # clients may have made different numbers of steps
-            m.lerp_(g, 1 - b1)
-            v.mul_(b2).addcmul_(g, g, value=1 - b2)
-            root = v.sqrt().div_((1 - b2**k).sqrt()).add_(self.eps)
-            w.sub_((m / root).mul_(self.lr / (1 - b1**k)))
+            own = (params[name], state["mean"][name], state["square"][name], state["steps"][name].add_(1))
+            if isinstance(g, Factors) and own[0].is_cpu:  # client by client: what is formed stays in the cache
+                for one, *row in zip(g.each(), *(v.unbind() for v in own), strict=True):
+                    self._step(one, *row)
+            else:
+                self._step(g.formed() if isinstance(g, Factors) else g, *own)
+
+    def _step(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor, k: Tensor) -> None:
+        """One tensor, or copies of it for clients who may have made different numbers of steps k (K,)."""
+        if w.is_cpu and all(t.is_contiguous() for t in (w, m, v)):
+            if k.dim() and not bool((k == k[0]).all()):
+                for row in zip(*(t.unbind() for t in (g, w, m, v, k)), strict=True):
+                    self._fused(*row)
+            else:
+                self._fused(g, w, m, v, k.flatten()[0])
+            return
+        (b1, b2), decay = self.betas, self.weight_decay
+        if decay and self.decoupled:
+            w.mul_(1 - self.lr * decay)
+        elif decay:
+            g = g.add(w, alpha=decay)
+        k = k.view(*k.shape, *[1] * (w.dim() - k.dim()))
+        m.lerp_(g, 1 - b1)
+        v.mul_(b2).addcmul_(g, g, value=1 - b2)
+        root = v.sqrt().div_((1 - b2**k).sqrt()).add_(self.eps)
+        w.sub_((m / root).mul_(self.lr / (1 - b1**k)))
+
+    def _fused(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor, k: Tensor) -> None:
+        """All of it in one pass over memory."""
+        rule = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        (b1, b2), decay = self.betas, self.weight_decay
+        options = {"lr": self.lr, "beta1": b1, "beta2": b2, "weight_decay": decay, "eps": self.eps}
+        rule([w], [g.contiguous()], [m], [v], [], [k.float()], amsgrad=False, maximize=False, **options)
 
 
 class Scheduled:
@@ -133,6 +154,7 @@ class Scheduled:
         self.at_sync = one_of("optimizer_state", at_sync, ("average", "local", "reset"))
         self.warmup, self.rounds = warmup, rounds
         self.linear: bool = inner.linear and not clip_norm
+        self.takes_factors: bool = getattr(inner, "takes_factors", inner.linear)
         self.changes = warmup > 0 or schedule != "constant"
         self.base = getattr(inner, "lr", math.nan)
         if self.changes and math.isnan(self.base):

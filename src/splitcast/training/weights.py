@@ -98,7 +98,7 @@ class Weights:
         self._step(optimiser, grads, lambda v: v.data[rows])
 
     def _step(self, optimiser: Optimiser, grads: Mapping[str, Gradient], part: Callable[[Tensor], Tensor]) -> None:
-        if not optimiser.linear:
+        if not getattr(optimiser, "takes_factors", optimiser.linear):
             grads = {k: g.formed() if isinstance(g, Factors) else g for k, g in grads.items()}
         state = {
             slot.partition("/")[2]: {k: part(values[k]) for k in grads if k in values}
