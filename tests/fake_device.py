@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from splitcast.base.config import Config, with_values
+from splitcast.base.transform import Transform
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
 from splitcast.model.split import SplitModel
@@ -55,7 +56,14 @@ def values():
 
     names = {"__float__": lambda t: 1.0, "__bool__": lambda t: True, "__int__": lambda t: 1, "item": lambda t: 1.0}
     names["tolist"] = lambda t: np.ones(t.shape).tolist()
+
+    def numpy(self):
+        if self.device.type != "cpu":
+            raise TypeError(f"two devices: numpy has no {self.device.type}; .cpu() is missing")
+        return np.ones(self.shape, str(self.dtype).removeprefix("torch."))
+
     patches = [mock.patch.object(FakeTensor, name, read(made), create=True) for name, made in names.items()]
+    patches.append(mock.patch.object(FakeTensor, "numpy", numpy))
     for patch in patches:
         patch.start()
     yield
@@ -66,8 +74,6 @@ def values():
 def rounds(scheme, model=CNN, **settings):
     """Two rounds, a move of the cut where there is one, a test, a checkpoint; returns the reads of the first round."""
     given = {"scheme": scheme, "clients": CLIENTS, "batch": 4, "device": "gpu:0", "rounds": 2, "cut": 1}
-    packed = scheme in ("sfl-replay", "sfl-tc")  # by a codec that works on the host
-    given |= {"uplink_codec": "fp32", "downlink_codec": "fp32"} if packed else {}
     config = with_values(Config(), **given | settings)
     model = make_scheme(config).fitted(model)
     for block in range(len(model.blocks)):  # asked of values, so before they are gone
@@ -108,6 +114,12 @@ def left_on_the_host(method, change):
         return told("sfl-ga")
 
 
+def left_on_the_device():
+    """A codec that works on the host, and does not fetch what it codes."""
+    with mock.patch.object(Transform, "_sent", lambda self, x: (x.numpy().tobytes(), None)):
+        return told("psl", uplink_codec="transform:0.5")
+
+
 def one_weight(weights):
     name = list(weights.params)[-1]
     weights.params[name] = weights.params[name].cpu()
@@ -120,9 +132,12 @@ if __name__ == "__main__":
     found = {scheme: told(scheme) for scheme in sys.argv[1:] or SCHEMES}
     found |= {f"{scheme}, busy": told(scheme, model=NORMED, **BUSY) for scheme in ("sfl-ga", "sfl", "fl", "sl")}
     found |= {f"{scheme}, coded": told(scheme, **CODED) for scheme in ("sfl", "psl", "sfl-gb")}
+    for codec in ("transform:0.5", "transform:20B", "topk:20%", "fedlite:49,4", "splitfc:1/4", "rotated:4", "c3sl:2"):
+        found[f"psl, {codec}"] = told("psl", uplink_codec=codec, downlink_codec=codec, sync_every=2)
     found["sfl, in turns"] = told("sfl-ga", partition="dirichlet", sync_every=2)
     lost = {
         "samples": left_on_the_host("_here", lambda tensor: tensor.cpu()),
         "a weight": left_on_the_host("initial", one_weight),
+        "a message": left_on_the_device(),
     }
     print(json.dumps({"found": found, "lost": lost}))

@@ -31,7 +31,7 @@ def test_every_scheme_keeps_to_its_device(faked):
     assert {name: told for name, told in faked["found"].items() if isinstance(told, str)} == {}
 
 
-@pytest.mark.parametrize("what", ["samples", "a weight"])
+@pytest.mark.parametrize("what", ["samples", "a weight", "a message"])
 def test_a_tensor_that_stays_behind_is_found(faked, what):
     assert "two devices" in faked["lost"][what]
 

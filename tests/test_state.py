@@ -210,7 +210,9 @@ def test_plans_and_memory_count_what_is_sent_and_what_is_held():
     assert made["average"].up_bits - made["local"].up_bits == 8 * 3 * 4 * (2 * 912 + 4)
     assert made["reset"].up_bits == made["local"].up_bits
     model, place = make_simulator(config, IMAGES).model, Placement.split(2, 5)
-    needs = [client_memory(model, place, make_optimiser(with_values(config, optimizer_state=r).train), 8) for r in RULES]
+    needs = [
+        client_memory(model, place, make_optimiser(with_values(config, optimizer_state=r).train), 8) for r in RULES
+    ]
     assert needs[0] == needs[1] == needs[2] and needs[0].optimiser == 4 * (3 * 912 + 4)
 
 

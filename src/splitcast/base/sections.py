@@ -351,8 +351,8 @@ class TrainConfig:
     server_optimizer: Text = ""
     """Optimiser of the server half, if another, with the same momentum, decay, schedule and clipping."""
     optimizer_state: Text = "average"
-    """Its state when client halves are averaged, handed on or moved: average (sent with them, and counted), local (every
-    client keeps its own), reset (begins anew). The server's own copies are averaged with their state in any case."""
+    """Its state when client halves are averaged, handed on or moved: average (sent with them, and counted), local
+    (every client keeps its own), reset (begins anew). The server averages the states of its own copies in any case."""
     momentum: Probability = 0.0
     """Momentum of sgd and nesterov; of adam and adamw the first beta, 0.9 if 0."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0

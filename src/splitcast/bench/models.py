@@ -97,9 +97,7 @@ def _adamw(clients: int, batch: int, steps: int, repeats: int) -> list[Row]:
     }
     seconds = interleaved_medians(turns, repeats, f"AdamW, {clients} clients, {steps} steps")
     case = f"models.adamw.n{clients}_b{batch}_tau{steps}"
-    return [
-        Row(f"{case}.cut{cut}", seconds[f"adamw.cut{cut}"] / seconds[f"sgd.cut{cut}"], "x sgd") for cut in (1, 4)
-    ]
+    return [Row(f"{case}.cut{cut}", seconds[f"adamw.cut{cut}"] / seconds[f"sgd.cut{cut}"], "x sgd") for cut in (1, 4)]
 
 
 def _test(arch: str, shape: tuple[int, ...], count: int, repeats: int) -> list[Row]:

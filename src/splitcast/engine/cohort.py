@@ -19,9 +19,10 @@ from splitcast.engine.mixed import AnyState, MixedState
 from splitcast.engine.party import Group, LocalParty, mean_loss
 from splitcast.engine.state import State
 from splitcast.engine.values import PerClient, Rows
+from splitcast.model.split import Params
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Values
-from splitcast.training.weights import Weights
+from splitcast.training.weights import BUFFERS, Weights
 
 if TYPE_CHECKING:
     from splitcast.engine.simulator import Simulator
@@ -166,6 +167,7 @@ class SimulatedCohort:
             copies = state.client if everyone else state.client.take(clients)
         client_mean: Weights | None = None
         server_mean: Weights | None = None
+        client_apart, server_apart = Params(), Params()
         groups = sim.groups(len(clients), state.placement, stacks_client=not shared, mixes=mixes or sim.identical)
         for k, (members, spans) in enumerate(groups):
             if k:
@@ -173,8 +175,16 @@ class SimulatedCohort:
             ids = share.ids[members].tolist()
             keep = len(spans) == 1 or sim.keeps(len(ids))
             group = Group(ids, share.rho[members], spans, keep, self.t, device=sim.runtime.device)
-            client = state.client if shared else copies.take(members) if lasting else state.client.stack(len(ids))
-            theirs = state.server.stack(len(ids)) if sim.copies_server(state.placement) else state.server
+            if shared:
+                client = sim.kit.lent(state.client, state.placement, "client", len(ids))
+            else:
+                client = copies.take(members) if lasting else state.client.stack(len(ids))
+            if sim.copies_server(state.placement):
+                theirs = state.server.stack(len(ids))
+            elif sim.scheme.one_server:
+                theirs = state.server
+            else:
+                theirs = sim.server_kit.lent(state.server, state.placement, "server", len(ids))
             party = LocalParty(sim.server_kit, state.placement, theirs, group, self.ledger)
             some = SimulatedClients(self, client, group, party, alone=len(groups) == 1)
             yield some, party
@@ -183,8 +193,14 @@ class SimulatedCohort:
                 server_mean = theirs.mean(group.rho).plus(server_mean)
             if not shared and not lasting:
                 client_mean = client.mean(group.rho).plus(client_mean)
+            for weights, apart in ((client, client_apart), (theirs, server_apart)):
+                if weights.apart:
+                    apart |= weights.joined(group.rho, apart)
         state.server.step(sim.server_kit.optimiser)
         state.server = server_mean or state.server
+        for weights, apart in ((state.client, client_apart), (state.server, server_apart)):
+            if apart:
+                weights.slots[BUFFERS] = apart
         if shared:
             state.client.step(optimiser)
         elif averaged:

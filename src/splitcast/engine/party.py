@@ -41,7 +41,11 @@ class Kit:
 
     def one_copy(self, placement: Placement, side: Side, steps: int) -> bool:
         """Whether one copy of a side's weights, moved along the mean gradient, is the mean of copies of all clients."""
-        return steps == 1 and self.optimiser.linear and not self.mixes(placement, side)
+        return steps == 1 and self.optimiser.linear
+
+    def lent(self, weights: Weights, placement: Placement, side: Side, clients: int) -> Weights:
+        """One copy that serves so many clients, with buffers of each where blocks mix a batch."""
+        return weights.with_apart(clients) if self.mixes(placement, side) else weights
 
     def guard(self, placement: Placed) -> tuple[int, Defence] | None:
         """The cut behind which smashed data are defended, and how; refused where nothing is sent."""
@@ -55,7 +59,7 @@ class Kit:
         return first.stop, self.defence
 
     def mixes(self, placement: Placement, side: Side) -> bool:
-        """Whether blocks of a side make a sample depend on others of its batch: then each client runs a copy."""
+        """Whether blocks of a side make a sample depend on others of its batch: then each client runs alone."""
         return any(self.model.mixes(s.start, s.stop) for s in placement.segments if s.side == side)
 
 

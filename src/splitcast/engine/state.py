@@ -13,7 +13,7 @@ from splitcast.model.split import Params, SplitModel
 from splitcast.training.optimiser import Optimiser, at_sync
 from splitcast.training.placement import SIDES, Fleet, Placed, Placement, Side
 from splitcast.training.runtime import Runtime
-from splitcast.training.weights import FROZEN, TRAINED, Weights
+from splitcast.training.weights import FROZEN, TRAINED, Slots, Weights
 
 SHARES = "shares"
 """Name of rho (N,) in a checkpoint: what an average of the clients weighs them by."""
@@ -170,13 +170,11 @@ def _of_side(placement: Placement, side: Side, name: str) -> bool:
 
 def _read(tensors: Mapping[str, Tensor], part: str, like: Weights, lead: tuple[int, ...] = ()) -> Weights:
     """Weights of the slots and shapes of ``like``, stacked if there is a leading dimension."""
-    slots = {
-        slot: {
-            name: _expected(tensors, f"{part}/{slot}/{name}", (*(lead if slot != FROZEN else ()), *v.shape)).to(v.device)
-            for name, v in values.items()
-        }
-        for slot, values in like.slots.items()
-    }
+    slots: Slots = {}
+    for slot, values in like.slots.items():
+        rows = () if slot == FROZEN else lead
+        found = {name: _expected(tensors, f"{part}/{slot}/{name}", (*rows, *v.shape)) for name, v in values.items()}
+        slots[slot] = {name: v.to(values[name].device) for name, v in found.items()}
     return Weights(slots, stacked=bool(lead))
 
 

@@ -194,7 +194,8 @@ class RemoteCohort:
         self, server: None, *, mixes: bool, averaged: bool, still: bool = False
     ) -> Iterator[tuple[RemoteClients, RemoteServer]]:
         state = self.halves.state
-        one = self.one_server or self.kit.one_copy(state.placement, "server", self.train.local_steps)
+        one = self.kit.one_copy(state.placement, "server", self.train.local_steps)
+        one = self.one_server or (one and not self.kit.mixes(state.placement, "server"))
         copies = state.server if one else state.server.stack(len(self.clients.ids))
         party = RemoteServer(self.clients, copies)
         yield self.clients, party

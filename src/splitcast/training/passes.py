@@ -1,10 +1,11 @@
 """A pass through some blocks, with one copy of the weights or one per client, and its graph.
 
 Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass, and so they do where only adapters
-are trained; other stacked copies are run together by `torch.func.vmap`, or, where it has no rule for a layer, one after
-another.
+are trained; where layers mix a batch, the samples of each client make a pass of their own. Other stacked copies are run
+together by `torch.func.vmap`, or, where it has no rule for a layer, one after another.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
@@ -17,6 +18,9 @@ from splitcast.training.optimiser import Optimiser, clipped
 from splitcast.training.placement import Segment
 from splitcast.training.runtime import Runtime
 from splitcast.training.weights import BUFFERS, FROZEN, Weights
+
+Run = Callable[[Params, Params, Tensor], Tensor]
+"""leaves, buffers and samples to outputs"""
 
 
 class Pass:
@@ -47,7 +51,8 @@ class Pass:
             if segment.holds(k) or k in elsewhere
         }
         self.linear = FactoredLinear(self.leaves)
-        buffers = {k: (v[rows] if stacked else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
+        each = stacked or weights.apart
+        buffers = {k: (v[rows] if each else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
         if again:
             buffers = {k: v.clone() for k, v in buffers.items()}
         frozen = weights.beside(FROZEN)
@@ -56,7 +61,9 @@ class Pass:
             return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
 
         with runtime.arithmetic():
-            if not stacked or model.only_adapters(first, last):
+            if weights.apart:
+                self.output = self._client_by_client(run, buffers, together=model.stackable(first, last))
+            elif not stacked or model.only_adapters(first, last):
                 flat = run(self.leaves, buffers, x.flatten(0, 1))
                 self.output: Tensor = flat.view(*x.shape[:2], *flat.shape[1:])
             elif model.stackable(first, last):
@@ -67,6 +74,15 @@ class Pass:
                 self.output = torch.stack([run(*one) for one in each])
         if runtime.autocast:
             self.output = self.output.to(runtime.dtype)
+
+    def _client_by_client(self, run: Run, buffers: Params, *, together: bool) -> Tensor:
+        """Samples of each client on their own, with one copy of what is trained."""
+        if together:
+            found: Tensor = vmap(run, in_dims=(None, 0, 0), randomness="different")(self.leaves, buffers, self.x)
+            return found
+        return torch.stack(
+            [run(self.leaves, own, x) for own, x in zip(_unstacked(buffers, self.x), self.x, strict=True)]
+        )
 
     def backward(
         self, grad: Tensor, optimiser: Optimiser, scale: float = 1.0, carried: dict[str, Gradient] | None = None

@@ -32,11 +32,14 @@ class Weights:
     """One copy that serves all clients, or, ``stacked``, one copy per client in a leading dimension.
 
     One copy gathers the weighted gradients of all clients in ``pending`` until `step`; stacked copies step at once.
+    One copy may have buffers ``apart``, of each client in a leading dimension: what mixes a batch then sees the samples
+    of one client only.
     """
 
     slots: Slots
     stacked: bool = False
     pending: Params = field(default_factory=dict)
+    apart: bool = False
 
     @staticmethod
     def start(
@@ -90,7 +93,7 @@ class Weights:
         """Step along the gathered gradient."""
         if self.pending:
             self._step(optimiser, self.pending, lambda v: v.data)
-            self.pending = {}
+            self.pending.clear()
 
     def step_rows(self, optimiser: Optimiser, grads: Mapping[str, Gradient], rows: slice) -> None:
         """Step some of the stacked copies, each along its own gradient."""
@@ -115,7 +118,17 @@ class Weights:
 
     def stack(self, copies: int) -> "Weights":
         """One copy per client."""
-        return self._map(lambda v: v.expand(copies, *v.shape).clone(), stacked=True)
+        return self._map(lambda v: _repeated(v, copies), stacked=True)
+
+    def with_apart(self, copies: int) -> "Weights":
+        """This very copy, with buffers for each client."""
+        each = {k: _repeated(v, copies) for k, v in self.beside(BUFFERS).items()}
+        return Weights(self.slots | {BUFFERS: each}, pending=self.pending, apart=True)
+
+    def joined(self, weights: Tensor, before: Params | None) -> Params:
+        """sum_n weights_n of the buffers that are apart, added to what other clients had ``before``."""
+        mine = Weights({BUFFERS: self.beside(BUFFERS)}, stacked=True).mean(weights)
+        return mine.plus(Weights({BUFFERS: before}) if before else None).beside(BUFFERS)
 
     def take(self, clients: Tensor | slice) -> "Weights":
         """The copies of some clients: views for a slice, else copies."""
@@ -253,3 +266,7 @@ class Weights:
     def _map(self, change: Callable[[Tensor], Tensor], *, stacked: bool) -> "Weights":
         slots = {slot: {k: change(v) for k, v in values.items()} for slot, values in self._moving()}
         return Weights(slots | self._still(), stacked)
+
+
+def _repeated(value: Tensor, copies: int) -> Tensor:
+    return value.expand(copies, *value.shape).clone(memory_format=torch.contiguous_format)
