@@ -79,7 +79,7 @@ def _central(model: SplitModel, x: Tensor, y: Tensor) -> Callable[[], object]:
 
     def step() -> None:
         sgd.zero_grad()
-        for xs, ys in zip(x.split(BATCH), y.split(BATCH), strict=True):
+        for xs, ys in zip(torch.split(x, BATCH), torch.split(y, BATCH), strict=True):
             (F.cross_entropy(module(xs), ys) / CLIENTS).backward()  # type: ignore[no-untyped-call]
         sgd.step()
 
@@ -110,7 +110,7 @@ def _test(arch: str, shape: tuple[int, ...], count: int, repeats: int) -> list[R
 
     def forward() -> None:
         weights = sim.initial()
-        for xs in x.split(CLIENTS * BATCH):
+        for xs in torch.split(x, CLIENTS * BATCH):
             Pass(model, whole, weights, slice(0, 1), xs[None], sim.runtime)
 
     turns: dict[str, Callable[[], object]] = {

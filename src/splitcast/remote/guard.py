@@ -97,7 +97,8 @@ def clipped(copies: Weights, rho: Tensor, last: Weights) -> Weights:
 
     def moved(slot: str, name: str, v: Tensor) -> Tensor:
         old = last.slots[slot][name]
-        return old + torch.tensordot((rho.double() * shorten).to(v.dtype), v - old, dims=1)
+        step: Tensor = torch.tensordot((rho.double() * shorten).to(v.dtype), v - old, dims=1)
+        return old + step
 
     return copies.reduced(moved)
 

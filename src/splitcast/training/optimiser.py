@@ -122,7 +122,7 @@ class Adam:
 
     def _fused(self, g: Tensor, w: Tensor, m: Tensor, v: Tensor, k: Tensor) -> None:
         """All of it in one pass over memory."""
-        rule = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        rule: Any = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         (b1, b2), decay = self.betas, self.weight_decay
         options = {"lr": self.lr, "beta1": b1, "beta2": b2, "weight_decay": decay, "eps": self.eps}
         rule([w], [g.contiguous()], [m], [v], [], [k.float()], amsgrad=False, maximize=False, **options)

@@ -51,8 +51,8 @@ class Pass:
             if segment.holds(k) or k in elsewhere
         }
         self.linear = FactoredLinear(self.leaves)
-        each = stacked or weights.apart
-        buffers = {k: (v[rows] if each else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
+        theirs = stacked or weights.apart
+        buffers = {k: (v[rows] if theirs else v) for k, v in weights.beside(BUFFERS).items() if segment.holds(k)}
         if again:
             buffers = {k: v.clone() for k, v in buffers.items()}
         frozen = weights.beside(FROZEN)
@@ -60,12 +60,13 @@ class Pass:
         def run(leaves: Params, own: Params, xs: Tensor) -> Tensor:
             return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
 
+        self.output: Tensor
         with runtime.arithmetic():
             if weights.apart:
                 self.output = self._client_by_client(run, buffers, together=model.stackable(first, last))
             elif not stacked or model.only_adapters(first, last):
                 flat = run(self.leaves, buffers, x.flatten(0, 1))
-                self.output: Tensor = flat.view(*x.shape[:2], *flat.shape[1:])
+                self.output = flat.view(*x.shape[:2], *flat.shape[1:])
             elif model.stackable(first, last):
                 with nullcontext() if plain or runtime.autocast else self.linear:  # factors would be of two types
                     self.output = vmap(run, randomness="different")(self.leaves, buffers, x)
