@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from splitcast.base.config import Config, with_values
+from splitcast.cost.cell import KAPPA
 from splitcast.cost.clock import time_rounds
-from splitcast.cutting.bargain import KAPPA, energies, kalai_smorodinsky
+from splitcast.cutting.bargain import energies, kalai_smorodinsky
 from splitcast.run.loop import train
 from splitcast.studies.plan import scenario_of
 

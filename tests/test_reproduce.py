@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from splitcast.base.config import Config, with_values
+from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.reproduce import FIGURES, claims
-from splitcast.studies.reproduce.draw import reached, to_target, verdict
+from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
+from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
 
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 
 
 def study(path, **values):
-    return Study(TINY, (0, 1), path, full=False, episode=4, **values)
+    learning = LearnConfig(episodes=20, explore_episodes=10, held_out=2)
+    return Study(TINY, (0, 1), path, full=False, episode=4, learning=learning, **values)
 
 
 def record(round_, accuracy, megabytes=1.0, seconds=2.0):
@@ -45,7 +47,8 @@ def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):
     assert longer[:4] == first
     at_once = train(with_values(TINY, scheme="sfl", rounds=6)).rounds
     assert [r.latency_s for r in longer] == pytest.approx([r.latency_s for r in at_once])
-    assert [replace(r, latency_s=0.0) for r in longer] == [replace(r, latency_s=0.0) for r in at_once]
+    learned = [[replace(r, latency_s=0.0, metrics={}) for r in rounds] for rounds in (longer, at_once)]
+    assert learned[0] == learned[1]
     (folder,) = (tmp_path / "runs").iterdir()
     assert RunFolder(folder).summary()["rounds"] == 6
 
@@ -112,11 +115,24 @@ def test_verdicts():
     ]
 
 
+def test_a_claim_holds_only_beyond_the_spread_of_its_seeds():
+    """Differences 1, 2, 3 have mean 2 and half width 4.303 / sqrt(3) = 2.48; 2, 3, 4 have mean 3."""
+    assert larger([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == "ties"
+    assert larger([3.0, 5.0, 7.0], [1.0, 2.0, 3.0]) == "holds"
+    assert larger([1.0, 2.0, 3.0], [3.0, 5.0, 7.0]) == "does not hold"
+    assert larger([3.0, 5.0, 7.0], [1.0, 2.0, 3.0], size=False) == "holds in order, not in size"
+    assert larger([float("inf")] * 3, [1.0, 2.0, 3.0]) == "holds", "who never gets there is later"
+    assert larger([float("inf")] * 3, [float("inf")] * 3) == "ties"
+    assert larger([2.0], [1.0]) == "one seed"
+    assert all_of(["holds", "ties", "holds"]) == "ties"
+    assert all_of(["ties", "does not hold"]) == "does not hold"
+
+
 class Told(Study):
     """A study whose trainings end as it is told."""
 
     def runs(self, **values):
-        return [self.run(**values)]
+        return [self.run(**values) for _ in self.seeds]
 
     def run(self, **values):
         accuracy, megabytes = self.ends[values["scheme"], values.get("cut", 1)]
@@ -125,7 +141,7 @@ class Told(Study):
 
 
 def told(tmp_path, ends):
-    made = Told(TINY, (0,), tmp_path, full=True)
+    made = Told(TINY, (0, 1), tmp_path, full=True)
     object.__setattr__(made, "ends", ends)
     return made
 
@@ -210,7 +226,7 @@ def test_claims_are_kept_over_several_calls(drawn, tmp_path):
 
 
 def test_bandwidth_figure_from_the_command_line(capsys, tmp_path):
-    main(["reproduce", "fig8", "--quick", "--seeds", "1", "--json", "--out", str(tmp_path)])
+    main(["reproduce", "fig8", "--quick", "--json", "--out", str(tmp_path)])
     rows = json.loads(capsys.readouterr().out)
     assert {row["verdict"] for row in rows[:2]} == {"holds"}
     assert (tmp_path / "mnist-mini" / "fig8.png").is_file()

@@ -105,7 +105,7 @@ def equal_share(
     return certify(problem, share, share, np.zeros_like(problem.total_hz))
 
 
-def _scaled(share: Array, total: Array) -> Array:
+def scaled(share: Array, total: Array) -> Array:
     """Shares (N, I) as amounts (I, N) that use up the total and never exceed it; zero if nobody needs any."""
     used = share.sum(0)
     amount = np.ascontiguousarray((share * (total / np.where(used > 0, used, 1.0))).T)
@@ -116,7 +116,7 @@ def _scaled(share: Array, total: Array) -> Array:
 
 def certify(problem: Problem, b: Array, f: Array, log_price: Array) -> Allocation:
     """Value and lower bound of given shares; `log_price` (CPU over bandwidth) weighs who has no uplink."""
-    hz, flops = _scaled(b, problem.total_hz), _scaled(f, problem.total_flops)
+    hz, flops = scaled(b, problem.total_hz), scaled(f, problem.total_flops)
     a, x, y, snr = problem.a, problem.x, problem.y, problem.snr
     b, f = (hz.T / problem.total_hz), (flops.T / problem.total_flops)
     sends, computes = x > 0, y > 0

@@ -32,19 +32,19 @@ class Problem:
         cpu_flops: ArrayLike,
     ) -> "Problem":
         clients = {
-            "fixed_s": _checked("fixed_s", fixed_s, zero=True),
-            "uplink_bits": _checked("uplink_bits", uplink_bits, zero=True),
-            "server_flops": _checked("server_flops", server_flops, zero=True),
+            "fixed_s": checked("fixed_s", fixed_s, zero=True),
+            "uplink_bits": checked("uplink_bits", uplink_bits, zero=True),
+            "server_flops": checked("server_flops", server_flops, zero=True),
         }
         totals = {
-            "bandwidth_hz": _checked("bandwidth_hz", bandwidth_hz),
-            "cpu_flops": _checked("cpu_flops", cpu_flops),
+            "bandwidth_hz": checked("bandwidth_hz", bandwidth_hz),
+            "cpu_flops": checked("cpu_flops", cpu_flops),
         }
         if isinstance(rate, ShannonRate):
-            clients["received_power_w"] = _checked("received_power_w", rate.received_power_w)
-            totals["noise_w_per_hz"] = _checked("noise_w_per_hz", rate.noise_w_per_hz)
+            clients["received_power_w"] = checked("received_power_w", rate.received_power_w)
+            totals["noise_w_per_hz"] = checked("noise_w_per_hz", rate.noise_w_per_hz)
         else:
-            clients["bits_per_s_per_hz"] = _checked("bits_per_s_per_hz", rate.bits_per_s_per_hz)
+            clients["bits_per_s_per_hz"] = checked("bits_per_s_per_hz", rate.bits_per_s_per_hz)
         shape = _common_shape(clients, totals)
 
         a, bits, flops, strength = (
@@ -70,7 +70,7 @@ def _common_shape(clients: dict[str, Array], totals: dict[str, Array]) -> tuple[
     return shape
 
 
-def _checked(field: str, value: ArrayLike, zero: bool = False) -> Array:
+def checked(field: str, value: ArrayLike, zero: bool = False) -> Array:
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):

@@ -71,7 +71,7 @@ def _mixed(work: Array) -> Array:
 
 def _one_pass(model: dict[str, Any], problem: Problem, b: Array, f: Array) -> tuple[Array, Array, Array]:
     """Solve in units of the shares b and f; return better shares and the log of the price ratio."""
-    cp = _cvxpy()
+    cp = load_cvxpy()
     rho, _ = rate_and_slope(b, problem.snr)
     uplink, server = problem.x / rho, problem.y / f
     unit = (problem.a + uplink + server).max()
@@ -96,7 +96,7 @@ def _one_pass(model: dict[str, Any], problem: Problem, b: Array, f: Array) -> tu
 
 @cache
 def _compiled(n: int, linear: bool) -> dict[str, Any]:
-    cp = _cvxpy()
+    cp = load_cvxpy()
     names = ["fixed", "uplink", "server", "b_unit", "f_unit", "log_k", "inverse_k", "snr_by_k"]
     data = {name: cp.Parameter(n, nonneg=True) for name in names}
     b, f, speed, chi = cp.Variable(n), cp.Variable(n), cp.Variable(n), cp.Variable()
@@ -112,7 +112,7 @@ def _compiled(n: int, linear: bool) -> dict[str, Any]:
     return data | {"b": b, "f": f, "band": band, "cpu": cpu, "problem": problem}
 
 
-def _cvxpy() -> Any:
+def load_cvxpy() -> Any:
     try:
         import_module("clarabel")
         return import_module("cvxpy")

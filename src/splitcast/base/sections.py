@@ -367,6 +367,9 @@ class TrainConfig:
     """Fraction of the clients chosen each round."""
     dropout: Probability = 0.0
     """Probability that a chosen client fails in a round; at least one stays."""
+    deadline_s: NonNegative = 0.0
+    """Simulated seconds after which a round ends: clients that cannot be done by then are left out of it; at least one
+    stays. 0: a round ends with its slowest client."""
     eval_every: Count = 5
     """Rounds between test-set evaluations; the last round is always evaluated."""
     eval_samples: CountOrNone = 0
@@ -418,6 +421,11 @@ class NetworkConfig:
     """Draw each client's speed uniformly from `low high` instead."""
     client_memory_gb: Numbers = ()
     """Memory of the clients: a cut that needs more is refused (`plan`). Default: no limit."""
+    kappa: Annotated[float, Field(ge=1e-40, le=1, allow_inf_nan=False)] = 1e-28
+    """Energy of the clients' CPUs: a cycle at f FLOP/s takes kappa f^2 joules."""
+    energy_weight: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    """Seconds that a joule of a client is worth in P1. Above 0, clients send with less power and compute more slowly
+    where that pays; at 0, both are at their maxima."""
     radius_m: Metres = 500.0
     """Clients are spread evenly over a disc of this radius around the server."""
     min_distance_m: Metres = 10.0
@@ -432,6 +440,8 @@ class NetworkConfig:
     """CSV file of channel gains (columns round,client,gain) to replay instead of the channel model."""
     workload: Text = "profiled"
     """profiled (FLOPs counted on the model) or paper (its constants, the same for every cut)."""
+    multiply_add: Annotated[int, Field(ge=1, le=2)] = 2
+    """FLOPs that one multiply-add of a profiled model counts as: 2, or 1 as in papers that count MACs."""
     allocation: Text = "optimal"
     """How bandwidth and server speed are shared: optimal, equal, or module:function of yours."""
     epsilon: NonNegative = 0.0
@@ -486,8 +496,9 @@ class PolicyConfig:
     """Which cut every round uses."""
 
     policy: Text = "fixed"
-    """fixed (the cut given), fixed:V, random, greedy, myopic, clairvoyant, bargain (between time, energy and privacy),
-    ddqn:FILE, or module:function of yours."""
+    """fixed (the cut given), fixed:V, random, greedy, myopic, lookahead (value iteration on the channel's chain),
+    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), ddqn:FILE, or module:function of
+    yours."""
     charge_migration: bool = True
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -126,8 +126,10 @@ def plan(options: PlanOptions) -> None:
 
 def learn(options: LearnOptions) -> None:
     from splitcast.cli.show_learn import run_learning
+    from splitcast.studies.learn import QUICK
 
-    run_learning(options.settings, options.learning, options.out, options.output)
+    learning = replace(options.learning, **QUICK) if options.quick else options.learning
+    run_learning(options.settings, learning, options.out, options.output)
 
 
 def reproduce(options: ReproduceOptions) -> None:

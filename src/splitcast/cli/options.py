@@ -150,6 +150,8 @@ class LearnOptions:
 
     settings: Settings = field(default_factory=Config)
     learning: OmitArgPrefixes[LearnConfig] = field(default_factory=LearnConfig)
+    quick: bool = False
+    """A fifth of the episodes, in less than a minute; overrides --episodes, --explore-episodes and --held-out."""
     out: Path = Path("runs/learn")
     """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
@@ -161,7 +163,8 @@ class ReproduceOptions:
     shared; a reproduction that was stopped goes on where it was."""
 
     figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation; or all."""
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation privacy bytes policies
+    blockage; or all."""
     dataset: str = ""
     """With --full: mnist (the default), fashion-mnist or cifar10."""
     quick: bool = False

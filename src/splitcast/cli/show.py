@@ -180,7 +180,8 @@ def run_comparison(options: CompareOptions) -> None:
     title = comparison.title_of(config) + (f"; mean of {options.seeds} seeds ± 95 % interval" if several else "")
     table = Table(title=title)
     table.add_column("scheme", min_width=max(len(row.name) for row in rows))
-    for heading in (judged.name, "MB", "s", f"rounds {goal}", f"MB {goal}", f"s {goal}", "drift"):
+    goals = (f"rounds {goal}", f"MB {goal}", f"s {goal}")
+    for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -188,6 +189,8 @@ def run_comparison(options: CompareOptions) -> None:
             _with_half(judged, row.value, row.half),
             f"{row.megabytes:.1f}",
             f"{row.seconds:.1f}",
+            f"{row.median_s:.3g}, {row.p95_s:.3g}",
+            f"{row.joules:.3g}",
             "never" if row.rounds_to_target is None else f"{row.rounds_to_target:.4g}",
             "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
             "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",

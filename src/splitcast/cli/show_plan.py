@@ -40,7 +40,8 @@ def run_plan(
     console.print(
         f"{made.scheme}: mean of {made.draws} rounds, {len(made.clients)} clients, {net.bandwidth_hz / 1e6:g} MHz, "
         f"{net.allocation} shares, {net.workload} workload, "
-        f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency",
+        f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency"
+        + (f" + {net.energy_weight:g} s/J" if net.energy_weight else ""),
         Columns(cut_tables(made, config)),
         *(f"ruled out: cut {row.cut}, {row.leak}" for row in made.cuts if row.leak),
         title_of(made, config),
@@ -90,23 +91,27 @@ def _cut(row: CutPlan, config: Config) -> str:
 
 def cut_tables(made: Plan, config: Config) -> list[Table]:
     """Loads and latency of every cut; the best one is marked, those that violate privacy or memory are struck out."""
-    loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP", "client MB")
-    times = _table("seconds", "cut", *PARTS, "latency", "if equal", "cost")
+    loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP", "client MB", "J")
+    late = ["outage"] if config.train.deadline_s else []
+    times = _table("seconds", "cut", *PARTS, "mean", "median", "p95", *late, "if equal", "cost")
     for row in made.cuts:
         best = row == made.best
         name = f"{'→ ' if best else ''}{'all' if config.split.scheme == 'fl' else row.cut}"
         style = "bold" if best else "" if row.allowed else "strike dim"
         amounts = (row.up_bits, row.down_bits, row.client_flops, row.server_flops, row.memory.total)
-        loads.add_row(name, f"{row.privacy:.3g}", *(f"{x / 1e6:,.1f}" for x in amounts), style=style)
-        seconds = (*row.parts_s.values(), row.latency_s, row.equal_share_s, row.objective)
-        times.add_row(name, *(f"{x:.3f}" for x in seconds), style=style)
+        loads.add_row(
+            name, f"{row.privacy:.3g}", *(f"{x / 1e6:,.1f}" for x in amounts), f"{row.energy_j:.3g}", style=style
+        )
+        spread = [f"{x:.3f}" for x in (*row.parts_s.values(), row.latency_s, row.median_s, row.p95_s)]
+        missed = [] if row.outage is None else [f"{row.outage:.1%}"]
+        times.add_row(name, *spread, *missed, f"{row.equal_share_s:.3f}", f"{row.objective:.3f}", style=style)
     return [loads, times]
 
 
 def client_tables(made: Plan) -> list[Table]:
     """Who gets what at the best cut, and how long each part takes it."""
     shares = _table("shares", "client", "m", "gain dB", "W", "MHz up", "MHz down", "server GFLOP/s")
-    times = _table("seconds", "client", *PARTS, "waits")
+    times = _table("seconds", "client", *PARTS, "waits", "J compute", "J air")
     for row in made.clients[:MOST_ROWS]:
         shares.add_row(
             str(row.client),
@@ -117,7 +122,8 @@ def client_tables(made: Plan) -> list[Table]:
             f"{row.downlink_hz / 1e6:.3f}" if row.downlink_hz else "all",
             f"{row.server_flops_per_s / 1e9:.3f}",
         )
-        times.add_row(str(row.client), *(f"{x:.3f}" for x in (*row.parts_s.values(), row.waiting_s)))
+        joules = (f"{x:.3g}" for x in (row.compute_j, row.air_j))
+        times.add_row(str(row.client), *(f"{x:.3f}" for x in (*row.parts_s.values(), row.waiting_s)), *joules)
     if len(made.clients) > MOST_ROWS:
         shares.caption = f"the first {MOST_ROWS} of {len(made.clients)} clients; --json lists all"
     return [shares, times]

@@ -16,6 +16,8 @@ Array = NDArray[np.float64]
 POSITIONS, SHADOWING, SPEEDS, POWERS = ((0, k) for k in range(1, 5))
 LEAST, MOST = 1e-40, 1e40
 """Of everything in a cell: seconds reckoned from it are finite."""
+KAPPA = 1e-28
+"""Effective switched capacitance of a CPU, J s²: the default."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Cell:
     """p^n_max, (N,)"""
     client_flops_per_s: Array
     """f^n_max, (N,)"""
+    kappa: float = KAPPA
+    """κ: a cycle at f FLOP/s takes κ f² joules"""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -70,6 +74,7 @@ def cell(config: NetworkConfig, clients: int, seed: int) -> Cell:
         server_flops_per_s=config.server_flops_per_s,
         client_power_w=watts(power_dbm),
         client_flops_per_s=speed,
+        kappa=config.kappa,
     )
 
 

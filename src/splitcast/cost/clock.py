@@ -2,13 +2,16 @@
 
 All stages of all rounds (one per cut, say) and all channel draws are solved together, in one batch for each way of
 sharing: clients upload over slices of the band and share the server, or the server sends to each of them over a slice.
+Power and client CPUs are at their maxima unless joules have a price (`EnergyAware`).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from splitcast.allocate.allocate import Allocation, allocate, equal_share
+from splitcast.allocate.energy import allocate_energy
 from splitcast.allocate.rate import LinearRate, Rate, ShannonRate
 from splitcast.base.registry import Registry
 from splitcast.cost.cell import Array, Cell
@@ -16,8 +19,17 @@ from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime, StageTime, spectral_efficiency, uplink_rate
 from splitcast.cost.stages import Stage
 
-Allocator = Callable[..., Allocation]
-ALLOCATORS: Registry[Allocator] = Registry("allocation", takes=0, entries={"optimal": allocate, "equal": equal_share})
+
+@dataclass(frozen=True)
+class EnergyAware:
+    """Shares, transmit power and client speed with the least seconds + price · joules of every stage."""
+
+    seconds_per_j: float
+
+
+Shares = Callable[..., Allocation]
+Allocator = Shares | EnergyAware
+ALLOCATORS: Registry[Shares] = Registry("allocation", takes=0, entries={"optimal": allocate, "equal": equal_share})
 
 
 def time_rounds(
@@ -50,6 +62,15 @@ def round_seconds(
     return np.stack([timed.seconds for timed in time_rounds(rounds, cell, gains, allocator)], axis=-1)
 
 
+def round_prices(
+    rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array | Conditions, allocator: Allocator = allocate
+) -> Array:
+    """What P1 charges for C rounds under every draw, (..., C): l_t, and the price of all joules if they have one."""
+    price = allocator.seconds_per_j if isinstance(allocator, EnergyAware) else 0.0
+    timed = time_rounds(rounds, cell, gains, allocator)
+    return np.stack([one.seconds + price * one.joules for one in timed], axis=-1)
+
+
 def _sharing(stage: Stage) -> str:
     return "up" if stage.uplink_bits or stage.server_flops else "down" if stage.unicast_bits else "none"
 
@@ -67,41 +88,56 @@ def _solve(
         return np.array([np.broadcast_to(load, width) for load in loads], dtype=np.float64)
 
     g = met.gains[..., who]  # (..., G, K), linear
-    speed = cell.client_flops_per_s[who] * met.speed[..., who]  # FLOP/s
+    clock, power = cell.client_flops_per_s[who], cell.client_power_w[who]  # FLOP/s, W
+    speed = clock * met.speed[..., who]  # a background load takes cycles, not clock frequency
     efficiency = spectral_efficiency(cell, g)  # bit/s/Hz
     compute = each("compute_flops") / speed  # l^F = D γ_F / f^n, s
     backward = each("backward_flops") / speed  # l^B = D γ_B / f^n, s
     downlink = each("broadcast_bits") / (cell.bandwidth_hz * efficiency)  # l^D = X / (B e), s
     server = each("joint_flops") / cell.server_flops_per_s  # s
     uplink = np.zeros(1)
-    fixed = compute + server + downlink + backward
+    flops_of = each("compute_flops") + each("backward_flops")
+    compute_j, air_j = cell.kappa * clock**2 * flops_of, np.zeros(1)  # κ f² per cycle
+    up = sharing == "up"
+    bits = each("uplink_bits" if up else "unicast_bits")
+    rate: Rate = ShannonRate(power * g, cell.noise_w_per_hz) if up else LinearRate(efficiency)
+    totals = {"bandwidth_hz": cell.bandwidth_hz, "cpu_flops": cell.server_flops_per_s}
 
-    if sharing == "none":
+    if isinstance(allocator, EnergyAware):
+        busy = compute + backward
+        best = allocate_energy(
+            fixed_s=server + downlink,
+            compute_s=busy,
+            compute_j=compute_j,
+            uplink_bits=bits,
+            server_flops=each("server_flops"),
+            rate=rate,
+            power_w=power,
+            seconds_per_j=allocator.seconds_per_j,
+            **totals,
+        )
+        slower = best.compute_s / np.where(busy > 0, busy, 1.0)
+        compute, backward = compute * slower, backward * slower
+        uplink, downlink = (best.uplink_s, downlink) if up else (uplink, downlink + best.uplink_s)
+        hz, flops, weight = best.bandwidth_hz, best.cpu_flops, best.client_weight
+        compute_j, air_j = best.compute_j, best.air_j
+    elif sharing == "none":
+        fixed = compute + server + downlink + backward
         hz = flops = np.zeros_like(g)
         last = fixed == fixed.max(-1, keepdims=True)
         weight = last / last.sum(-1, keepdims=True)
     else:
-        power = cell.client_power_w[who]
-        up = sharing == "up"
-        rate: Rate = ShannonRate(power * g, cell.noise_w_per_hz) if up else LinearRate(efficiency)
-        bits = each("uplink_bits" if up else "unicast_bits")
-        share = allocator(
-            fixed_s=fixed,
-            uplink_bits=bits,
-            server_flops=each("server_flops"),
-            rate=rate,
-            bandwidth_hz=cell.bandwidth_hz,
-            cpu_flops=cell.server_flops_per_s,
-        )
+        fixed = compute + server + downlink + backward
+        share = allocator(fixed_s=fixed, uplink_bits=bits, server_flops=each("server_flops"), rate=rate, **totals)
         hz, flops, weight = share.bandwidth_hz, share.cpu_flops, share.client_weight
         some_hz = np.where(hz > 0, hz, 1.0)
         if up:
             uplink = bits / uplink_rate(some_hz, power, g, cell.noise_w_per_hz)  # l^U = X / r^U, s
+            air_j = power * uplink
         else:
             downlink = downlink + bits / (some_hz * efficiency)  # l^D = X / (B_n e), s
-        server = server + each("server_flops") / np.where(flops > 0, flops, 1.0)  # l^s = D (γ_F + γ_B) / f^{s,n}, s
+    server = server + each("server_flops") / np.where(flops > 0, flops, 1.0)  # l^s = D (γ_F + γ_B) / f^{s,n}, s
 
-    parts = [
-        np.broadcast_to(part, g.shape) for part in (compute, uplink, server, downlink, backward, hz, flops, weight)
-    ]
+    found = (compute, uplink, server, downlink, backward, hz, flops, weight, compute_j, air_j)
+    parts = [np.broadcast_to(part, g.shape) for part in found]
     return {stage: StageTime(stage, *(part[..., k, :] for part in parts)) for k, stage in enumerate(stages)}

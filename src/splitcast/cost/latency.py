@@ -3,6 +3,9 @@
 Per client n, in the paper's names: l^F computing on the client before it sends, l^U uplink, l^s server, l^D
 downlink, l^B backward on the client. A stage lasts max_n of their sum; a round is the sum of its stages. Shapes:
 leading dimensions ... are channel draws, K the clients of the stage.
+
+A client spends κ f² joules on a cycle (CMOS; the paper counts one FLOP as one cycle) and its transmit power as long as
+it sends: E^n = κ f² (γ_F + γ_B) D + p l^U.
 """
 
 from collections import defaultdict
@@ -50,6 +53,10 @@ class StageTime:
     """Each client's share of the server; 0 where nothing is shared."""
     weight: Array
     """What a second saved by this client would save, in seconds; sums to 1."""
+    compute_j: Array
+    """Joules of computing, before it sends and after it received."""
+    air_j: Array
+    """Joules on the air."""
 
     def part(self, name: str) -> Array:
         """Seconds of one of `PARTS`."""
@@ -97,6 +104,21 @@ class RoundTime:
     def parts_s(self) -> Array:
         """Where the time goes: the `PARTS` of each stage's slowest client, (..., 5); they sum to `seconds`."""
         return np.asarray(np.sum([stage.slowest_parts_s for stage in self.stages], axis=0))
+
+    def spent_j(self, clients: int) -> tuple[Array, Array]:
+        """Joules of each of all N clients for computing and on the air, (..., N) each."""
+        shape = (*self.stages[0].compute_j.shape[:-1], clients)
+        compute, air = np.zeros(shape), np.zeros(shape)
+        for stage in self.stages:
+            who = list(stage.stage.clients)
+            compute[..., who] += stage.compute_j
+            air[..., who] += stage.air_j
+        return compute, air
+
+    @cached_property
+    def joules(self) -> Array:
+        """Of all clients together, (...)."""
+        return np.asarray(np.sum([(stage.compute_j + stage.air_j).sum(-1) for stage in self.stages], axis=0))
 
     def culprit(self, draw: tuple[int, ...] = ()) -> tuple[int, str]:
         """Which client held the round up longest under one channel draw, and with which of `PARTS`."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.base.config import Config
+from splitcast.base.config import Config, NetworkConfig
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.cost.cell import Cell, cell
 from splitcast.cost.channel import Channel, channel
-from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.clock import ALLOCATORS, Allocator, EnergyAware, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime
 from splitcast.cost.leakage import read_leakage, ruled_out
@@ -58,7 +58,7 @@ class Scenario:
             make_optimiser(config.train),
             cell(net, clients, seed),
             channel(net, clients, seed, config.world),
-            ALLOCATORS.find(net.allocation),
+            _allocator(net),
             background_load(config.world, clients, seed),
         )
 
@@ -82,8 +82,8 @@ class Scenario:
     def work(self, placement: Placed) -> Workload:
         """FLOPs of each client in a local step."""
         if placement not in self._work:
-            name = self.config.network.workload
-            self._work[placement] = workload(self.model, placement, self.config.train.batch, name)
+            net, batch = self.config.network, self.config.train.batch
+            self._work[placement] = workload(self.model, placement, batch, net.workload, net.multiply_add)
         return self._work[placement]
 
     def dry(self, placement: Placed, t: int, clients: Sequence[int] | None = None) -> Ledger:
@@ -155,6 +155,25 @@ class Scenario:
                 raise SplitcastError(f"cut: {one.cut} violates epsilon {epsilon:g}; choose one of {allowed}")
 
 
+def _allocator(net: NetworkConfig) -> Allocator:
+    if not net.energy_weight:
+        return ALLOCATORS.find(net.allocation)
+    if net.allocation != "optimal":
+        raise SplitcastError(f"energy_weight: {net.energy_weight:g} needs allocation 'optimal', not {net.allocation!r}")
+    return EnergyAware(net.energy_weight)
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """What a round took."""
+
+    latency_s: float
+    slowest_client: int
+    slowest_part: str
+    energy_j: dict[str, float]
+    """of all clients (energy_j), the part of it on the air (energy_air_j), of the client with most (energy_most_j)"""
+
+
 class RoundClock:
     """Times the rounds of a training as they happen.
 
@@ -167,9 +186,10 @@ class RoundClock:
         self._block = max(1, min(32, 1024 // scenario.cell.clients))
         self._known: tuple[range, list[Stage]] = (range(0), [])
         self._timed = RoundTime([])
+        self._spent = (np.zeros(0), np.zeros(0))
 
-    def round(self, t: int, placement: Placed, ledger: Ledger) -> tuple[float, int, str]:
-        """Seconds of round ``t``, in which this happened; who held it up longest, and with what."""
+    def round(self, t: int, placement: Placed, ledger: Ledger) -> RoundCost:
+        """Seconds and joules of round ``t``, in which this happened; who held it up longest, and with what."""
         here, train = self.scenario, self.scenario.config.train
         stages = here.stages_of(ledger.events, placement)
         first = t - (t - 1) % self._block
@@ -177,5 +197,9 @@ class RoundClock:
         if self._known != (block, stages):
             met = here.conditions(block)
             self._known, self._timed = (block, stages), time_rounds([stages], here.cell, met, here.allocator)[0]
+            self._spent = self._timed.spent_j(here.cell.clients)
         at = (t - first,)
-        return float(self._timed.seconds[at]), *self._timed.culprit(at)
+        compute, air = (spent[at] for spent in self._spent)  # (N,)
+        energy = {"energy_j": (compute + air).sum(), "energy_air_j": air.sum(), "energy_most_j": (compute + air).max()}
+        joules = {name: float(value) for name, value in energy.items()}
+        return RoundCost(float(self._timed.seconds[at]), *self._timed.culprit(at), joules)

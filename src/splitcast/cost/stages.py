@@ -68,15 +68,20 @@ Workload = Mapping[tuple[int, Phase], Load]
 """FLOPs of each client in one local step, by segment and phase: a number for all, or one for each of the N."""
 
 
-def workload(model: SplitModel, placed: Placed, batch: int, name: str) -> Workload:
-    """Counted on the model (`profiled`), or the paper's constants, which are the same for every cut (`paper`)."""
-    each = {placement: _workload(model, placement, batch, name) for placement in placed.kinds}
+def workload(model: SplitModel, placed: Placed, batch: int, name: str, multiply_add: int = 2) -> Workload:
+    """Counted on the model (`profiled`), or the paper's constants, which are the same for every cut (`paper`).
+
+    A multiply-add of the model counts as so many FLOPs, 2 or 1.
+    """
+    each = {placement: _workload(model, placement, batch, name, multiply_add) for placement in placed.kinds}
     if isinstance(placed, Placement):
         return each[placed]
     return {key: tuple(each[place][key] for place in placed.placements) for key in each[placed.of(0)]}
 
 
-def _workload(model: SplitModel, placement: Placement, batch: int, name: str) -> dict[tuple[int, Phase], float]:
+def _workload(
+    model: SplitModel, placement: Placement, batch: int, name: str, multiply_add: int
+) -> dict[tuple[int, Phase], float]:
     paper = one_of("workload", name, WORKLOADS) == "paper"
     sides = [segment.side for segment in placement.way]
     flops: dict[tuple[int, Phase], float] = {}
@@ -87,7 +92,7 @@ def _workload(model: SplitModel, placement: Placement, batch: int, name: str) ->
                 PAPER_CLIENT_FLOPS + PAPER_SERVER_FLOPS if len(sides) == 1 else mine / sides.count(segment.side)
             )
         else:
-            forward, backward = model.flops(segment.start, segment.stop)
+            forward, backward = (n * multiply_add / 2 for n in model.flops(segment.start, segment.stop))
         flops[k, "forward"], flops[k, "backward"] = batch * forward, batch * backward
         flops[k, "both"] = batch * (forward + backward)
     return flops

@@ -7,9 +7,6 @@ With u_i(v) the cost of cut v for player i (seconds of the round, joules of all 
 from 0, the worst, to 1, what it would have alone. The Kalai-Smorodinsky solution lets all have the same share of that,
 the largest there is: the greatest k for which some cut gives every player at least k, found by bisection with a test
 of feasibility. Among cuts it is the one with max_v min_i g_i(v); of equals the one with the largest sum.
-
-Energy of client n: kappa f_n^2 joules for each of its FLOPs (CMOS, as the paper counts one cycle as one FLOP), and
-its transmit power as long as it sends.
 """
 
 import numpy as np
@@ -22,8 +19,6 @@ from splitcast.cost.privacy import client_fraction
 from splitcast.cost.scenario import Scenario
 from splitcast.cutting.costs import CutCosts, EpisodeCosts
 
-KAPPA = 1e-28
-"""Effective switched capacitance, J s^2 per cycle^3."""
 _BISECTIONS = 50
 
 
@@ -52,17 +47,8 @@ def kalai_smorodinsky(cost: Array, allowed: NDArray[np.bool_]) -> int:
 
 def energies(scenario: Scenario, met: Conditions) -> Array:
     """Joules of all clients in a round at every cut, (T, C); conditions (T, N)."""
-    cell, found = scenario.cell, []
     rounds = [scenario.stages(placement, 1) for placement in scenario.placements()]
-    for timed in time_rounds(rounds, cell, met, scenario.allocator):
-        total = np.zeros(len(met.gains))
-        for stage in timed.stages:
-            who = list(stage.stage.clients)
-            speed, power = cell.client_flops_per_s[who], cell.client_power_w[who]
-            flops = [sum(stage.stage.of(load, n) for load in ("compute_flops", "backward_flops")) for n in who]
-            total += float(KAPPA * (speed**2 * np.array(flops)).sum()) + stage.uplink_s @ power
-        found.append(total)
-    return np.stack(found, axis=-1)
+    return np.stack([t.joules for t in time_rounds(rounds, scenario.cell, met, scenario.allocator)], axis=-1)
 
 
 def bargained(world: CutCosts, known: EpisodeCosts) -> Array:

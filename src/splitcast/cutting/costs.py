@@ -1,7 +1,8 @@
 """What every cut, and every move of the cut, costs under any channel: the numbers that cut selection works on.
 
-A round at cut v costs w Γ(φ(v)) + l_t(v); moving there from cut u before it costs further seconds. Both come from the
-clock, for all cuts and all channel draws in one batched call, as if all clients took part; a training knows who does.
+A round at cut v costs w Γ(φ(v)) + l_t(v), and where joules have a price, that of all clients' joules; moving there
+from cut u before it costs further seconds. Both come from the clock, for all cuts and all channel draws in one
+batched call, as if all clients took part; a training knows who does.
 """
 
 import hashlib
@@ -17,22 +18,22 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
 from splitcast.cost.channel import Rayleigh, fade, record
-from splitcast.cost.clock import round_seconds
+from splitcast.cost.clock import round_prices
 from splitcast.cost.conditions import Conditions
+from splitcast.cost.deadline import taking_part
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.cost.varying import Varying, sampled
-from splitcast.data.batches import participants
 from splitcast.engine.dry import client_values
 from splitcast.engine.links import CountingLink
 from splitcast.schemes.messages import Ledger
 from splitcast.training.placement import Placement
 
 REFERENCE_DRAWS = 1024
-REFERENCE, TRAINING, EXPLORING, HELD_OUT, CHOICE = range(5)
+REFERENCE, TRAINING, EXPLORING, HELD_OUT, CHOICE, FUTURES = range(6)
 """Places in the policy's stream."""
 _CLIENT_DRAWS = 2**20  # clients × cuts × draws that are timed at once
 
@@ -82,6 +83,11 @@ class CutCosts:
         """The seed of the configuration."""
         return self.scenario.config.train.seed
 
+    @property
+    def seconds_per_j(self) -> float:
+        """What a joule of a client is worth."""
+        return self.scenario.config.network.energy_weight
+
     def costs(self, gains: Array | Conditions) -> EpisodeCosts:
         """Costs of rounds 1..T with given gains or conditions (..., T, N)."""
         met = Conditions.of(gains)
@@ -105,7 +111,7 @@ class CutCosts:
         return EpisodeCosts(met, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
 
     def _seconds(self, rounds: Sequence[Sequence[Stage]], met: Conditions) -> Array:
-        return round_seconds(rounds, self.scenario.cell, met, self.scenario.allocator)
+        return round_prices(rounds, self.scenario.cell, met, self.scenario.allocator)
 
     def _whole_model(self) -> list[list[Stage]]:
         """A move that broadcasts, and one that uploads, the whole model; others take their share of its seconds.
@@ -130,9 +136,9 @@ class CutCosts:
     def trace(self, rounds: int) -> EpisodeCosts:
         """The rounds that a training with this configuration meets, each with those who take part in it."""
         known, train = self.costs(self.scenario.conditions(range(1, rounds + 1))), self.scenario.config.train
-        for t in range(1, rounds + 1) if train.participation < 1 or train.dropout else ():
-            who = participants(train, self.clients, t).tolist()
-            stages = [self.scenario.stages(placement, t, who) for placement in self.placements]
+        for t in range(1, rounds + 1) if train.participation < 1 or train.dropout or train.deadline_s else ():
+            who = [taking_part(self.scenario, placement, t).tolist() for placement in self.placements]
+            stages = [self.scenario.stages(place, t, some) for place, some in zip(self.placements, who, strict=True)]
             seconds = self._seconds(stages, known.met[t - 1 : t])
             known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
         return known

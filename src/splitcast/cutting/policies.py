@@ -6,6 +6,8 @@
 | random         | any legal cut, each as likely                                                                  |
 | greedy         | the least w Γ + l_t of the round, by enumeration: exact for P1 while moves are free; ignores them |
 | myopic         | the least w Γ + l_t + seconds of the move, of this round alone                                   |
+| lookahead      | the least expected total of this and all later rounds: value iteration on the channel's chain    |
+| rollout        | the same with `myopic` in all later rounds, over sampled futures (`cutting.lookahead` has both)    |
 | clairvoyant    | the least total with moves over the whole training, knowing all its channels: the bound          |
 | bargain        | Kalai-Smorodinsky between seconds, joules and privacy of the round (`cutting.bargain`)           |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
@@ -27,6 +29,7 @@ from splitcast.cost.cell import Array
 from splitcast.cutting.bargain import bargained
 from splitcast.cutting.costs import CHOICE, CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent
+from splitcast.cutting.lookahead import make_ahead
 from splitcast.training.placement import Placement
 
 
@@ -51,6 +54,8 @@ class Situation:
     """Cost of all rounds so far, moves included"""
     rng: np.random.Generator
     """The policy's random stream of this round"""
+    state: int = 0
+    """Of the channel's chain: which clients are blocked, one bit each (or one for all)"""
 
     def cheapest(self, costs: Array) -> int:
         """The legal cut with the least of ``costs`` (C,); the first of equals."""
@@ -77,7 +82,7 @@ POLICIES = Registry[Policy](
     "policy",
     takes=1,
     entries={"random": random, "greedy": greedy, "myopic": myopic},
-    forms=("fixed", "fixed:V", "clairvoyant", "bargain", "ddqn:FILE"),
+    forms=("fixed", "fixed:V", "lookahead", "rollout", "clairvoyant", "bargain", "ddqn:FILE"),
 )
 """Policies that need nothing but the situation; `make_policy` makes those of the further forms."""
 
@@ -132,6 +137,9 @@ def make_policy(name: str, world: CutCosts, known: EpisodeCosts, default_cut: in
         return fixed(cut)
     if name == "clairvoyant":
         return clairvoyant(world, known)
+    if name in ("lookahead", "rollout"):
+        ahead = make_ahead(name, world, len(known.cost))
+        return lambda here: here.cheapest(here.costs + here.moves + ahead(here.round, here.state))
     if name == "bargain":
         agreed = bargained(world, known)
         return lambda here: here.cuts[int(agreed[here.round - 1])]
@@ -177,14 +185,15 @@ class CutSelector:
             moves = self.known.move_s[t - 1, self.world.cuts.index(cut)]
         rng = stream(self.world.seed, "policy", CHOICE, t)
         known = (self.known.gains[t - 1], self.world.cuts, self.legal, cut, self.known.cost[t - 1], moves)
-        chosen = self.policy(Situation(t, *known, spent, rng))
+        chosen = self.policy(Situation(t, *known, spent, rng, int(self.known.met.state[t - 1])))
         if chosen not in self.legal:
             raise SplitcastError(f"policy: {self.name} chose cut {chosen!r} in round {t}; legal are {list(self.legal)}")
         return self.world.placements[self.world.cuts.index(int(chosen))]
 
-    def cost(self, cut: int, latency_s: float) -> float:
-        """w Γ + l_t of a recorded round."""
-        return float(self.world.weighted_gamma[self.world.cuts.index(cut)]) + latency_s
+    def cost(self, cut: int, latency_s: float, joules: float = 0.0) -> float:
+        """w Γ + l_t of a recorded round, and the price of its joules."""
+        gamma = float(self.world.weighted_gamma[self.world.cuts.index(cut)])
+        return gamma + latency_s + self.world.seconds_per_j * joules
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -57,8 +57,8 @@ class Engine(Protocol):
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
         ...
 
-    def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
-        """Run round ``t``, counted from 1."""
+    def round(self, t: int, ledger: Ledger | None = None, who: Any = None) -> RoundReport:
+        """Run round ``t``, counted from 1, with these clients; by default with those that the configuration draws."""
         ...
 
     def averaged(self) -> Params:

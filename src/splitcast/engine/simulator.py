@@ -128,14 +128,15 @@ class Simulator:
             everyone, link = range(len(self.sizes)), CountingLink(ledger)
             self._scheme.moved(link, down, up, everyone)
 
-    def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
-        """Run round ``t``, counted from 1."""
+    def round(self, t: int, ledger: Ledger | None = None, who: np.ndarray | None = None) -> RoundReport:
+        """Run round ``t``, counted from 1, with these clients; by default with those that the configuration draws."""
         ledger = ledger or Ledger()
+        who = participants(self.train, len(self.sizes), t) if who is None else who
         self.optimiser.begin(t)
         self.server_optimiser.begin(t)
         if not self.scheme.sync.exact and isinstance(self.state, State):
             self.differences.begin(self.state.client)
-        cohort = SimulatedCohort(self, t, participants(self.train, len(self.sizes), t), ledger)
+        cohort = SimulatedCohort(self, t, who, ledger)
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, self.state, SimulatedLink(ledger, self.train.seed))

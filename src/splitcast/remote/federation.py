@@ -100,7 +100,7 @@ class Federation:
             link = CountingLink(ledger) if charge else None
             self.halves.move(placement, self._scheme, self.optimiser, link, travels=self._scheme.clients_keep_halves)
 
-    def round(self, t: int, ledger: Ledger | None = None) -> RoundReport:
+    def round(self, t: int, ledger: Ledger | None = None, who: np.ndarray | None = None) -> RoundReport:
         ledger = ledger or Ledger()
         self.optimiser.begin(t)
         self.sites.round = t
@@ -111,7 +111,8 @@ class Federation:
                 self._begin_differences(t, given, ledger)
         self.halves.collected = None
         ready = self.halves.fresh() if self._scheme.clients_keep_halves else sorted(self.sites.present)
-        drawn = [int(n) for n in participants(self.train, len(self.sites.names), t) if n in ready]
+        who = participants(self.train, len(self.sites.names), t) if who is None else who
+        drawn = [int(n) for n in who if n in ready]
         try:
             cohort = self._run(t, drawn or ready, ledger)
         except NoSites:  # those that were drawn are gone: the others take their place
@@ -207,6 +208,10 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError(f"dtype: {config.train.dtype!r} never travels; sites have 'float32'")
     if not make_scheme(config).sites:
         raise SplitcastError(f"scheme: {config.split.scheme!r} needs the simulator")
+    if config.train.deadline_s:
+        raise SplitcastError(
+            f"deadline_s: {config.train.deadline_s:g} is simulated; sites have time limits of their own"
+        )
     if config.train.eval_clients:
         raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
     if config.policy.gamma_draws:

@@ -4,16 +4,12 @@ Read this first; everything else is a part of it.
 """
 
 import math
-import platform
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +21,12 @@ from splitcast import data
 from splitcast.base.config import Config, DataConfig, to_toml, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
+from splitcast.cost.deadline import taking_part
 from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
-from splitcast.engine.engine import Engine, RoundReport
+from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model, split
 from splitcast.model.split import Blocks, SplitModel
@@ -37,6 +34,7 @@ from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
 from splitcast.run import writing
 from splitcast.run.export import inputs_of
+from splitcast.run.recording import recorded, summarise
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme, placed
@@ -148,7 +146,7 @@ def _train(
     spent = 0.0
     if selector:
         for record in records:  # one by one, as below: a resumed run must get the same bits
-            spent += selector.cost(record.cut, record.latency_s)
+            spent += selector.cost(record.cut, record.latency_s, record.metrics.get("energy_j", 0.0))
 
     started = time.perf_counter()
     while not ended(config, records, judged):
@@ -158,7 +156,8 @@ def _train(
             assert isinstance(now, Placement)
             placement = selector.choose(t, now if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
-        report = engine.round(t, ledger)
+        drawn = taking_part(clock.scenario, engine.state.placement, t) if config.train.deadline_s else None
+        report = engine.round(t, ledger, drawn)
         if not math.isfinite(report.loss):
             raise SplitcastError(
                 f"lr: the loss became {report.loss} in round {t}; choose a value below {config.train.lr}"
@@ -167,9 +166,10 @@ def _train(
         if t == config.train.rounds or t % config.train.eval_every == 0:
             tested = _tested(config, engine, dataset, judged, last=t == config.train.rounds)
             own_tests = evaluate_clients(config, engine, judged)
-        records.append(_record(t, engine, report, clock, tested, own_tests))
+        records.append(recorded(t, engine, report, clock, tested, own_tests))
         if selector:
-            spent += selector.cost(records[-1].cut, records[-1].latency_s)
+            last = records[-1]
+            spent += selector.cost(last.cut, last.latency_s, last.metrics.get("energy_j", 0.0))
         if folder:
             folder.append(records[-1])
             if t % config.train.checkpoint_every == 0 or ended(config, records, judged):
@@ -389,78 +389,3 @@ def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tup
         [scheme.at(scheme.place(cut, model.depth)) for cut in model.cuts],
     )
     return found.fitted
-
-
-def summarise(config: Config, records: list[RoundRecord], seconds: float, judged: Measure) -> dict[str, Any]:
-    """What a reader wants to know first."""
-    last = records[-1]
-    values = [value for r in records if (value := r.test(judged.name)) is not None]
-    accuracies = [r.test_accuracy for r in records if r.test_accuracy is not None]
-    return {
-        "scheme": config.split.scheme,
-        "policy": config.policy.policy,
-        "cut": records[-1].cut,
-        **({"cuts": list(config.split.cuts)} if len(config.split.cuts) > 1 else {}),
-        "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
-        "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
-        "rounds": len(records),
-        "accuracy": last.test_accuracy,
-        "best_accuracy": max(accuracies, default=None),
-        "headline": asdict(judged) | {"value": last.test(judged.name), "best": judged.best(values)},
-        "test": last.tests(),
-        **_of_clients(last),
-        "loss": records[-1].loss,
-        "drift": records[-1].drift,
-        "up_bytes": sum(r.up_bytes for r in records),
-        "down_bytes": sum(r.down_bytes for r in records),
-        "latency_s": sum(r.latency_s for r in records),
-        "wall_seconds": round(seconds, 3),  # since the start, or since the last resume
-        "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-    }
-
-
-def _of_clients(last: RoundRecord) -> dict[str, dict[str, float]]:
-    prefix = "clients_"
-    found = {name.removeprefix(prefix): value for name, value in last.metrics.items() if name.startswith(prefix)}
-    return {"clients": found} if found else {}
-
-
-def _record(
-    t: int,
-    engine: Engine,
-    report: RoundReport,
-    clock: RoundClock,
-    tested: dict[str, float],
-    own_tests: dict[str, float],
-) -> RoundRecord:
-    placement, ledger = engine.state.placement, report.ledger
-    latency_s, slowest_client, slowest_part = clock.round(t, placement, ledger)
-    further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
-    further |= {f"clients_{name}": value for name, value in own_tests.items()}
-    metrics = {name: value for name, value in (ledger.metrics() | further).items() if math.isfinite(value)}
-    return RoundRecord(
-        round=t,
-        cut=placement.cut,
-        clients=len(report.clients),
-        loss=report.loss,
-        up_bytes=ledger.total("up"),
-        down_bytes=ledger.total("down"),
-        kinds=ledger.by_kind(),
-        drift=_finite(engine.drift()),
-        latency_s=latency_s,
-        slowest_client=slowest_client,
-        slowest_part=slowest_part,
-        test_loss=_finite(tested.get("loss")),
-        test_accuracy=_finite(tested.get("accuracy")),
-        metrics=metrics,
-        wall_s=report.measured.seconds if report.measured else None,
-        failures=report.measured.failures or None if report.measured else None,
-    )
-
-
-def _finite(value: float | None) -> float | None:
-    """What a record can hold: a model on its way to infinity has no drift."""
-    return value if value is not None and math.isfinite(value) else None

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.data import Dataset
@@ -42,6 +44,11 @@ class Row:
     """bytes on the air of the whole run / 10^6"""
     seconds: float
     """simulated seconds of the whole run"""
+    median_s: float
+    p95_s: float
+    """of the simulated seconds of its rounds: a few deep fades carry their mean"""
+    joules: float
+    """of all clients, the whole run"""
     rounds_to_target: float | None
     """None if a seed never gets there; so are the next two"""
     megabytes_to_target: float | None
@@ -126,6 +133,10 @@ def rows(runs: Mapping[str, Runs], target: float | None = None, judged: Measure 
     return target, [_row(name, each, target, judged) for name, each in runs.items()]
 
 
+def _quantile(records: Sequence[RoundRecord], share: float) -> float:
+    return float(np.quantile([record.latency_s for record in records], share))
+
+
 def _row(name: str, runs: Runs, target: float, judged: Measure) -> Row:
     whole = [spent(records) for records in runs]
     hits = [hit for records in runs if (hit := to_reach(records, target, judged))]
@@ -139,6 +150,9 @@ def _row(name: str, runs: Runs, target: float, judged: Measure) -> Row:
         value=statistics.fmean(values) if values else None,
         megabytes=statistics.fmean(each.megabytes for each in whole),
         seconds=statistics.fmean(each.seconds for each in whole),
+        median_s=statistics.fmean(_quantile(records, 0.5) for records in runs),
+        p95_s=statistics.fmean(_quantile(records, 0.95) for records in runs),
+        joules=statistics.fmean(sum(r.metrics.get("energy_j", 0.0) for r in records) for records in runs),
         rounds_to_target=to_target(lambda hit: hit.rounds),
         megabytes_to_target=to_target(lambda hit: hit.megabytes),
         seconds_to_target=to_target(lambda hit: hit.seconds),

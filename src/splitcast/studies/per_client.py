@@ -54,6 +54,8 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     """
     if draws < 1:
         raise SplitcastError(f"draws: {draws}; must be at least 1")
+    if config.network.energy_weight:
+        raise SplitcastError("energy_weight: cuts of each client are planned for time alone; leave it out")
     scenario = scenario_of(config, model)
     placements = scenario.placements()
     if len(placements) < 2:

@@ -14,8 +14,7 @@ import torch
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array
-from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
-from splitcast.cost.conditions import Conditions
+from splitcast.cost.clock import ALLOCATORS, round_seconds, time_rounds
 from splitcast.cost.latency import PARTS, RoundTime
 from splitcast.cost.memory import ClientMemory, client_memory, fitting
 from splitcast.cost.objective import gamma_per_cut, round_cost
@@ -33,6 +32,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
     name: ((3, 32, 32), 10) if name == "cifar10" else ((1, 28, 28), 10) for name in NAMES
 }
 """Shape of a sample and number of classes, so that a plan needs no data."""
+QUANTILES = {"median_s": 0.5, "p95_s": 0.95}
+"""Of the latency: a few deep fades carry its mean."""
 
 LOADS = ("up_bits", "down_bits", "client_flops", "server_flops")
 
@@ -55,14 +56,23 @@ class CutPlan:
     """of each client"""
     server_flops: float
     """for all clients"""
+    energy_j: float
+    """of all clients: computing and on the air"""
+    most_j: float
+    """of the client that spends most"""
     latency_s: float
+    """mean"""
+    median_s: float
+    p95_s: float
+    outage: float | None
+    """share of rounds that with all clients would miss the deadline, where there is one"""
     parts_s: dict[str, float]
     """latency along the slowest client of every stage"""
     equal_share_s: float
     """latency with equal shares of bandwidth and server"""
     gamma: float
     objective: float
-    """w * gamma + latency"""
+    """w * gamma + latency, and the price of the joules where they have one"""
     leak: str = ""
     """why measured privacy rules it out"""
 
@@ -75,12 +85,15 @@ class ClientPlan:
     distance_m: float | None
     gain_db: float
     power_w: float
+    """of what it sends, mean over the stages"""
     uplink_hz: float
     downlink_hz: float
     """0 where everything is broadcast"""
     server_flops_per_s: float
     parts_s: dict[str, float]
     waiting_s: float
+    compute_j: float
+    air_j: float
 
 
 @dataclass(frozen=True)
@@ -161,17 +174,20 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     private = [privacy(model, placement) for placement in placements]
     leaking = scenario.leaking(placements)
     met = scenario.conditions(range(1, draws + 1))
-    loads, seconds, parts, equal = (np.zeros((len(cuts), n)) for n in (len(LOADS), 1, len(PARTS), 1))
+    loads, parts, joules = (np.zeros((len(cuts), n)) for n in (len(LOADS), len(PARTS), scenario.cell.clients))
+    seconds, equal = np.zeros((len(cuts), draws)), np.zeros((len(cuts), draws))
     for these, rounds in scenario.rhythms(placements, draws):
         mine = met[these]
         share = len(mine.state) / draws
-        timed, baseline = (_means(rounds, scenario, mine, by) for by in (scenario.allocator, ALLOCATORS["equal"]))
         loads += share * np.array([_loads(stages) for stages in rounds])
-        seconds += share * timed[0]
-        parts += share * timed[1]
-        equal += share * baseline[0]
+        for k, timed in enumerate(time_rounds(rounds, scenario.cell, mine, scenario.allocator)):
+            seconds[k, these] = timed.seconds
+            parts[k] += share * timed.parts_s.mean(0)
+            joules[k] += share * np.add(*timed.spent_j(scenario.cell.clients)).mean(0)
+        equal[:, these] = round_seconds(rounds, scenario.cell, mine, ALLOCATORS["equal"]).T
     gamma = gamma_per_cut(net.gamma, fraction)
-    objective = round_cost(gamma, seconds[:, 0], net.gamma_weight)
+    latency, deadline = seconds.mean(1), scenario.config.train.deadline_s
+    objective = round_cost(gamma, latency + net.energy_weight * joules.sum(1), net.gamma_weight)
     return [
         CutPlan(
             cut=cut,
@@ -179,23 +195,19 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
             allowed=allowed[k],
             memory=needs[k],
             **dict(zip(LOADS, loads[k].tolist(), strict=True)),
-            latency_s=float(seconds[k, 0]),
+            energy_j=float(joules[k].sum()),
+            most_j=float(joules[k].max()),
+            latency_s=float(latency[k]),
+            **{name: float(np.quantile(seconds[k], q)) for name, q in QUANTILES.items()},
+            outage=float((seconds[k] > deadline).mean()) if deadline else None,
             parts_s=dict(zip(PARTS, parts[k].tolist(), strict=True)),
-            equal_share_s=float(equal[k, 0]),
+            equal_share_s=float(equal[k].mean()),
             gamma=float(gamma[k]),
             objective=float(objective[k]),
             leak=leaking.get(cut, ""),
         )
         for k, cut in enumerate(cuts)
     ]
-
-
-def _means(
-    rounds: Sequence[Sequence[Stage]], scenario: Scenario, met: Conditions, allocator: Allocator
-) -> tuple[Array, Array]:
-    """Mean latency (C, 1) and mean parts (C, 5) over draws (I, N)."""
-    timed = time_rounds(rounds, scenario.cell, met, allocator)
-    return np.array([[t.seconds.mean()] for t in timed]), np.array([t.parts_s.mean(0) for t in timed])
 
 
 def _loads(stages: Sequence[Stage]) -> tuple[float, float, float, float]:
@@ -227,17 +239,20 @@ def client_plans(scenario: Scenario, timed: RoundTime, gains: Array) -> list[Cli
         if stage.stage.server_flops:
             speed[who] = stage.server_flops_per_s
     distance = scenario.channel.distance_m
+    compute_j, air_j = timed.spent_j(count)
     return [
         ClientPlan(
             client=n,
             distance_m=None if distance is None else float(distance[n]),
             gain_db=float(10 * np.log10(gains[n])),
-            power_w=float(scenario.cell.client_power_w[n]),
+            power_w=float(air_j[n] / sent_s if (sent_s := parts[n, PARTS.index("uplink")]) else 0.0),
             uplink_hz=float(up[n]),
             downlink_hz=float(down[n]),
             server_flops_per_s=float(speed[n]),
             parts_s=dict(zip(PARTS, parts[n].tolist(), strict=True)),
             waiting_s=float(timed.seconds - parts[n].sum()),
+            compute_j=float(compute_j[n]),
+            air_j=float(air_j[n]),
         )
         for n in range(count)
     ]

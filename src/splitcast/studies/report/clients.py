@@ -16,10 +16,10 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import time_rounds
+from splitcast.cost.deadline import taking_part
 from splitcast.cost.latency import PARTS
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
-from splitcast.data.batches import participants
 from splitcast.run.records import RoundRecord
 from splitcast.schemes.messages import Event, Ledger, Message
 from splitcast.schemes.schemes import placed
@@ -38,6 +38,8 @@ class Breakdown:
 
     parts_s: dict[str, list[float]]
     """compute, uplink, server, downlink, backward; then waiting (for others, while taking part) and absent"""
+    joules: list[float]
+    """mean energy per round of every client, (N,)"""
     mismatch: float
     """greatest relative difference of a round's seconds from the record"""
     rounds: int
@@ -51,20 +53,19 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     placements = {placement.cut: placement for placement in scenario.placements()}
     mixed = placed(config, scenario.scheme, scenario.model.depth) if len(config.split.cuts) > 1 else None
     alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
-    train, everyone = config.train, scenario.cell.clients
     known: dict[Any, tuple[Stage, ...]] = {}
     for record in records:
-        clients = participants(train, everyone, record.round)
         placement = mixed or placements.get(record.cut)
         if placement is None:
             raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
+        clients = taking_part(scenario, placement, record.round)
         kind = scenario.scheme.at(placement).kind(record.round)
         sent = (record.cut, kind, clients.tobytes(), *sorted(record.kinds.items()))
         if sent not in known:
             known[sent] = tuple(_stages(scenario, placement, record, clients.tolist()))
         alike[known[sent]].append(record)
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
-    mismatch = 0.0
+    spent, mismatch = np.zeros(scenario.cell.clients), 0.0
     for stages, rounds in alike.items():
         met = scenario.conditions(record.round for record in rounds)  # (I, N)
         timed = time_rounds([stages], scenario.cell, met, scenario.allocator)[0]
@@ -74,6 +75,7 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
             raise SplitcastError(
                 f"latency: rounds that this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
             )
+        spent += np.add(*timed.spent_j(scenario.cell.clients)).sum(0)
         busy = np.zeros_like(total)
         for stage in timed.stages:
             who = list(stage.stage.clients)
@@ -81,7 +83,8 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         working = {n for stage in stages if stage.uplink_bits and stage.name != "re-cut" for n in stage.clients}
         total += _with_rest(busy, float(timed.seconds.sum()), working)
     mean = total.T / len(records)  # (7, N)
-    return Breakdown(dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True)), mismatch, len(records))
+    parts = dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True))
+    return Breakdown(parts, (spent / len(records)).tolist(), mismatch, len(records))
 
 
 def held_up(records: Sequence[RoundRecord]) -> dict[int, tuple[int, str]]:

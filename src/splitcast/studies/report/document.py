@@ -9,6 +9,8 @@ from dataclasses import asdict
 from itertools import accumulate, groupby
 from typing import Any
 
+import numpy as np
+
 from splitcast.base.config import Config, leaves, to_toml
 from splitcast.base.errors import NotAllowedError, SplitcastError
 from splitcast.run.headline import headline
@@ -84,6 +86,7 @@ def group_document(group: Group, judged: Measure) -> dict[str, Any]:
     return first | {
         "columns": means,
         "edges": edges,
+        "round_s": np.mean([each["round_s"] for each in every], axis=0).tolist(),
         "value": statistics.fmean(values) if values else None,
         "half": estimate(values).half if len(values) > 1 else None,
         "best": statistics.fmean(bests) if bests else None,
@@ -135,6 +138,7 @@ def outcome(run: Run, judged: Measure) -> dict[str, Any]:
         "value": tested[-1] if tested else None,
         "best": judged.best(tested),
         "columns": columns(run.rounds),
+        "round_s": np.quantile([r.latency_s for r in run.rounds], (0.5, 0.95)).tolist(),
         "kinds": bytes_per_kind(run.rounds),
     }
 
@@ -160,6 +164,8 @@ def columns(records: Sequence[RoundRecord]) -> dict[str, list[Any]]:
         "gamma": [r.metrics.get("gamma") for r in records],
         "dropped": [r.metrics.get("dropped_energy") for r in records],
         "rank": [r.metrics.get("rank") for r in records],
+        "joules": [r.metrics.get("energy_j") for r in records],
+        "late": [r.metrics.get("late") for r in records],
         "drift": [r.drift for r in records],
         "wall_s": [sum(parts.values()) if parts else None for parts in (r.wall_s for r in records)],
     }

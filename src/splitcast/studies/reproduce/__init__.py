@@ -6,6 +6,7 @@ from splitcast.studies.reproduce import (
     ablation,
     bandwidth,
     basis,
+    blockage,
     bytes,
     depth,
     fig3,
@@ -14,6 +15,7 @@ from splitcast.studies.reproduce import (
     fig6,
     fig7,
     fig8,
+    policies,
     privacy,
     scalability,
     settings,
@@ -36,4 +38,6 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "ablation": ablation.draw,
     "privacy": privacy.draw,
     "bytes": bytes.draw,
+    "policies": policies.draw,
+    "blockage": blockage.draw,
 }

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from splitcast.run.records import RoundRecord
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, accuracy, final_accuracy, panels, to_target, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, accuracy, final_accuracy, panels, to_target
 from splitcast.studies.reproduce.study import Runs, Study
+from splitcast.studies.reproduce.verdicts import verdict
 
 SCHEMES = ("sfl", "sfl-ga", "sfl-gb")
 PARTITIONS: dict[str, dict[str, Any]] = {

@@ -17,8 +17,9 @@ from splitcast.run.records import RoundRecord
 from splitcast.studies.compare_figure import AXES
 from splitcast.studies.curves import curves_of
 from splitcast.studies.reproduce.basis import PARTITIONS
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels
 from splitcast.studies.reproduce.study import Runs, Study
+from splitcast.studies.reproduce.verdicts import verdict
 from splitcast.studies.target import to_reach
 
 TARGETS = {

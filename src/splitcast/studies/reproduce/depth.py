@@ -4,8 +4,10 @@ from typing import Any
 
 from splitcast.studies.curves import COLOURS, MARKERS
 from splitcast.studies.reproduce.basis import PARTITIONS
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, final_accuracy, panels, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, final_accuracy, finals, panels
 from splitcast.studies.reproduce.study import Runs, Study
+from splitcast.studies.reproduce.verdicts import all_of, larger
+from splitcast.studies.reproduce.verdicts import spread as told
 
 CUTS = (1, 2, 3, 4)
 
@@ -46,12 +48,15 @@ def draw(study: Study) -> Drawn:
         axis.set_ylabel(f"test accuracy after {rounds} rounds (%)")
         axis.set_title(f"{study.base.data.dataset}, {spread}")
         axis.grid(alpha=0.3)
-        gaps = [sfl - gb for sfl, gb in zip(ends["sfl"], ends["sfl-gb"], strict=True)]
+        gaps = [
+            [a - b for a, b in zip(finals(sfl), finals(gb), strict=True)]
+            for sfl, gb in zip(*by_cut.values(), strict=True)
+        ]
         claims.append(
             Claim(
                 f"ours, {spread}: within 0.5 points of SFL at every cut after {rounds} rounds",
-                "behind by " + ", ".join(f"{gap:.2f}" for gap in gaps) + " points at cuts 1..4",
-                verdict(max(gaps) <= 0.5),
+                "behind by " + ", ".join(told(gap, 2) for gap in gaps) + " points at cuts 1..4",
+                all_of(larger([0.5] * len(gap), gap) for gap in gaps),
             )
         )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -5,7 +5,6 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -16,9 +15,9 @@ from splitcast.run.records import write_atomically
 from splitcast.studies.compare_figure import AXES, draw_band, draw_line
 from splitcast.studies.curves import band, curves_of, looks
 from splitcast.studies.reproduce.study import Runs
+from splitcast.studies.reproduce.verdicts import Verdict
 from splitcast.studies.target import all_reach, to_reach
 
-Verdict = Literal["holds", "ties", "holds in order, not in size", "does not hold"]
 Row = Mapping[str, object]
 
 
@@ -57,11 +56,6 @@ class Drawn:
         plt.close(self.figure)
 
 
-def verdict(order: bool, size: bool = True) -> Verdict:
-    """``order``: the ordinal part is as the paper says; ``size``: so are the figures."""
-    return "does not hold" if not order else "holds" if size else "holds in order, not in size"
-
-
 def panels(count: int, height: float = 4.2) -> tuple[Figure, list[Axes]]:
     """So many axes side by side."""
     figure, axes = plt.subplots(1, count, figsize=(6.4 * count if count < 3 else 4.7 * count, height), squeeze=False)
@@ -96,9 +90,14 @@ def accuracy_rows(series: Mapping[str, Runs], seeds: Sequence[int]) -> list[Row]
     return rows
 
 
+def finals(runs: Runs) -> list[float]:
+    """Test accuracy of every seed after the last round, in per cent."""
+    return [100 * (records[-1].test_accuracy or 0.0) for records in runs]
+
+
 def final_accuracy(runs: Runs) -> float:
     """Test accuracy after the last round in per cent, mean over seeds."""
-    return 100 * float(np.mean([records[-1].test_accuracy or 0.0 for records in runs]))
+    return float(np.mean(finals(runs)))
 
 
 def reached(series: Iterable[Runs]) -> float:
@@ -119,6 +118,11 @@ def to_target(runs: Runs, target: float) -> Reach | None:
     """The first evaluation at or above ``target``; None if some seed never gets there."""
     found = [spent for records in runs if (spent := to_reach(records, target))]
     return Reach(*np.mean([astuple(spent) for spent in found], axis=0).tolist()) if len(found) == len(runs) else None
+
+
+def costs_to(runs: Runs, target: float, cost: str) -> list[float]:
+    """Rounds, megabytes or seconds of every seed to the first test at or above ``target``; infinite without one."""
+    return [getattr(found, cost) if (found := to_reach(records, target)) else np.inf for records in runs]
 
 
 def _short(value: object) -> object:

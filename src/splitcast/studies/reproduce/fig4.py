@@ -1,7 +1,8 @@
 """Fig. 4: test accuracy against bytes on the air, SFL-GA, SFL and PSL; and our SFL-GB."""
 
-from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, panels, reached, to_target, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, costs_to, panels, reached
 from splitcast.studies.reproduce.study import Study
+from splitcast.studies.reproduce.verdicts import all_of, larger, spread
 
 SCHEMES = {"SFL-GA": "sfl-ga", "SFL": "sfl", "PSL": "psl", "SFL-GB (ours)": "sfl-gb"}
 
@@ -16,24 +17,24 @@ def draw(study: Study) -> Drawn:
 
     common = reached(series.values())
     target = min(study.target or common, common)
-    spent = {name: to_target(runs, target) for name, runs in series.items()}
-    ga, sfl, psl, gb = (reach.megabytes if reach else float("inf") for reach in spent.values())
+    ga, sfl, psl, gb = (costs_to(runs, target, "megabytes") for runs in series.values())
+    ratio = [a / b for a, b in zip(sfl, ga, strict=True)]
     goal = f"to {100 * target:.0f} %"
     claims = [
         Claim(
-            "SFL-GA needs less traffic than SFL and PSL for the same accuracy",
-            f"{ga:.0f} MB {goal}, SFL {sfl:.0f}, PSL {psl:.0f} (SFL-GB {gb:.1f})",
-            verdict(ga < min(sfl, psl)),
+            "SFL-GA needs significantly less traffic than SFL and PSL for comparable accuracy",
+            f"{spread(ga, 0)} MB {goal}, SFL {spread(sfl, 0)}, PSL {spread(psl, 0)} (SFL-GB {spread(gb)})",
+            all_of(larger(other, ga) for other in (sfl, psl)),
         ),
         Claim(
             "below 20 MB for SFL-GA, above 40 MB for SFL, at 94 % (MNIST)",
-            f"{ga:.0f} MB and {sfl:.0f} MB {goal}: a ratio of {sfl / ga:.2f} where the paper has above 2",
-            verdict(ga < sfl, ga < 20 and sfl > 40),
+            f"{spread(ga, 0)} MB and {spread(sfl, 0)} MB {goal}: a ratio of {spread(ratio, 2)}, above 2 in the paper",
+            larger(sfl, ga, size=max(ga) < 20 and min(sfl) > 40),
         ),
         Claim(
             "PSL needs marginally less than SFL",
-            f"{psl:.1f} MB and {sfl:.1f} MB {goal}",
-            verdict(psl < sfl, psl > 0.9 * sfl),
+            f"{spread(psl)} MB and {spread(sfl)} MB {goal}",
+            larger(sfl, psl, size=sum(psl) > 0.9 * sum(sfl)),
         ),
     ]
     caption = (

@@ -1,13 +1,17 @@
 """Fig. 7: rewards of the DDQN of Algorithm 1 over episodes, for three privacy requirements."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from splitcast.studies.curves import COLOURS
 from splitcast.studies.learn import flat_after
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels
 from splitcast.studies.reproduce.study import Study
+from splitcast.studies.reproduce.verdicts import all_of, larger, spread, verdict
 
-EPSILONS = (1e-4, 1e-3, 1e-2)
+EPSILONS = (1e-4, 1e-3, 1e-1)
+"""Of the paper's CNN they leave cuts 1 to 4, 2 to 4, and 3 to 4"""
 EPISODES = 500
 PAPER = {1e-3: -45.0, 1e-4: -250.0}
 """ε: the reward that the paper's figure levels off at"""
@@ -39,14 +43,15 @@ def draw(study: Study) -> Drawn:
         line(axis, k, episodes, rewards.mean(0).tolist(), f"ε = {epsilon:g}", every=6)
         axis.fill_between(episodes, rewards.min(0), rewards.max(0), color=COLOURS[k], alpha=0.15, linewidth=0)
         flat[epsilon] = max(flat_after(curve, NEAR) or EPISODES + 1 for curve in curves)
-        final[epsilon] = float(np.mean(ends))
+        final[epsilon] = ends
     axis.set_yscale("symlog", linthresh=100)
     axis.set_xlabel("episode")
     axis.set_ylabel(f"reward of an episode of {rounds} rounds")
     axis.set_title("Algorithm 1 while it learns")
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
-    listed = ", ".join(f"ε={epsilon:g}: {value:.0f}" for epsilon, value in final.items())
+    listed = ", ".join(f"ε={epsilon:g}: {spread(value, 0)}" for epsilon, value in final.items())
+    near = all(abs(np.mean(final[at]) / there - 1) < 0.2 for at, there in PAPER.items())
     claims = [
         Claim(
             "rewards converge within 500 episodes for every ε",
@@ -58,7 +63,12 @@ def draw(study: Study) -> Drawn:
         Claim(
             "the reward converges to about -45 for ε=0.001 and about -250 for ε=0.0001",
             f"{listed} on held-out channels; a looser requirement only adds cuts to choose from and cannot cost more",
-            verdict(final[1e-3] > final[1e-4], all(abs(final[at] / there - 1) < 0.2 for at, there in PAPER.items())),
+            larger(final[1e-3], final[1e-4], size=near),
+        ),
+        Claim(
+            "the level that rewards converge to depends on ε",
+            f"{listed} on held-out channels",
+            all_of(larger(a, b) for a, b in pairwise(final.values())),
         ),
     ]
     caption = (

@@ -17,8 +17,9 @@ from splitcast.run.records import write_atomically
 from splitcast.run.strict import LINE_BYTES, parsed
 from splitcast.studies.privacy.attack import FILE, attack
 from splitcast.studies.privacy.view import view
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, Verdict, line, panels
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels
 from splitcast.studies.reproduce.study import Study
+from splitcast.studies.reproduce.verdicts import Verdict
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "sfl": {"scheme": "sfl"},

@@ -1,8 +1,9 @@
 """What the paper leaves unsaid (learning rate, batch, local steps): which values come nearest to its Fig. 3?"""
 
 from splitcast.base.errors import SplitcastError
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, panels, verdict
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, panels
 from splitcast.studies.reproduce.study import Study
+from splitcast.studies.reproduce.verdicts import verdict
 
 QUICK = ((0.01, 16, 1), (0.03, 16, 1), (0.05, 16, 1))
 FULL = (

@@ -45,6 +45,8 @@ class Study:
     """Accuracy for "to target" columns; None is the highest whole per cent that all reach"""
     episode: int = 100
     """Rounds of an episode of Fig. 7"""
+    learning: LearnConfig = field(default_factory=LearnConfig)
+    """How policies are learned"""
     watch: Watch = field(default=lambda name, config: None)
 
     @property
@@ -85,7 +87,7 @@ class Study:
         file = self.out / "policies" / f"{name_of(config)}-{config.train.rounds}.safetensors"
         facts = file.with_suffix(".json")
         if not facts.is_file():
-            found = learn_policy(config, LearnConfig())
+            found = learn_policy(config, self.learning)
             file.parent.mkdir(parents=True, exist_ok=True)
             found.agent.save(file)
             write_atomically(facts, (json.dumps(found.as_json()) + "\n").encode())

@@ -22,6 +22,8 @@ const LINES = {
     round_s: { label: "seconds", axis: "simulated time of the round (s)", unit: "s", zero: true },
     wall_s: { label: "measured seconds", axis: "measured time of the round (s)", unit: "s", zero: true },
     round_mb: { label: "MB", axis: "data of the round (MB)", unit: "MB", zero: true },
+    joules: { label: "joules", axis: "energy of all clients in the round (J)", unit: "J", zero: true },
+    late: { label: "late", axis: "clients left out by the deadline", zero: true },
   },
   drift: { drift: { label: "drift", axis: "mean distance from their average", zero: true } },
   gamma: {
@@ -417,7 +419,7 @@ function drawCards() {
     holder.replaceChildren(
       card(`test ${JUDGED.name}`, run.value === null ? "–" : figure(run.value), JUDGED.unit, run.value === null ? "not tested yet" : `best ${judged(run.best)}`),
       card("data on the air", number(mb), "MB", `${number(mb / done)} MB per round`),
-      card("simulated time", number(seconds), "s", `${number(seconds / done)} s per round`),
+      card("simulated time", number(seconds), "s", `round: median ${number(run.round_s[0])} s, 95 % within ${number(run.round_s[1])} s, mean ${number(seconds / done)} s`),
       card("rounds", `${done}`, run.finished ? "" : `of ${run.planned_rounds}`, run.finished ? "finished" : "unfinished"),
       card("cut", run.whole_model ? "none" : `${cut}`, "", run.whole_model ? "the whole model is on the clients" : run.cuts.length > 1 ? `now; moved ${run.cuts.length - 1} times` : "throughout"),
       card("drift", number(drift, 3), "", "after the last round"),
@@ -449,6 +451,7 @@ function drawTable() {
     [`MB to ${goal}`, (row) => row.hit?.mb ?? null, (v) => (v === null ? "never" : number(v)), 1],
     [`s to ${goal}`, (row) => row.hit?.seconds ?? null, (v) => (v === null ? "never" : number(v)), 1],
     ["drift", (row) => row.drift, (v) => number(v, 3), 0],
+    ["median round s", (row) => row.run.round_s[0], number, 1], ["p95 round s", (row) => row.run.round_s[1], number, 1],
   ];
   const bests = columns.map(([, value, , sign]) => {
     const values = rows.map(value).filter((v) => v !== null);

@@ -1,0 +1,61 @@
+"""Verdicts that take the spread of the seeds into account.
+
+A claim says that something is larger than something else. Trainings with the same seed share data, batches and
+channel, so the differences of each seed are what counts: it *holds* only if their mean is above 0 by more than the
+half width of its 95 % interval (Student's t), it *does not hold* if it is below 0 by more than that, and else the two
+*tie*. With one seed there is no spread, and no verdict.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitcast.studies.results import estimate
+
+Verdict = Literal["holds", "ties", "holds in order, not in size", "does not hold", "one seed"]
+Values = Sequence[float] | NDArray[np.float64]
+"""One per seed, in the same order."""
+_WEAKEST: tuple[Verdict, ...] = ("does not hold", "ties", "one seed", "holds in order, not in size", "holds")
+
+
+def verdict(order: bool, size: bool = True) -> Verdict:
+    """Of what has no spread. ``order``: the ordinal part is as the paper says; ``size``: so are the figures."""
+    return "does not hold" if not order else "holds" if size else "holds in order, not in size"
+
+
+def larger(these: Values, those: Values, *, size: bool = True) -> Verdict:
+    """Whether these are larger than those, seed by seed; infinities are what never ended.
+
+    >>> larger([3.0, 3.1, 3.2], [1.0, 1.0, 1.0]), larger([3.0, 3.1, 3.2], [3.0, 3.2, 3.1])
+    ('holds', 'ties')
+    >>> larger([1.0, 1.0], [2.0, 2.0]), larger([1.0], [0.0]), larger([2.0, 2.0], [2.0, 2.0])
+    ('does not hold', 'one seed', 'ties')
+    """
+    mine, others = (np.clip(np.asarray(each, dtype=np.float64), -1e300, 1e300) for each in (these, those))
+    gains = [0.0 if a == b else float(a / 2 - b / 2) for a, b in zip(mine, others, strict=True)]
+    if len(gains) == 1:
+        return "one seed"
+    scale = max(map(abs, gains)) or 1.0
+    mean, half, _ = estimate([gain / scale for gain in gains])
+    if abs(mean) <= half or mean == 0:
+        return "ties"
+    return verdict(mean > 0, size)
+
+
+def all_of(verdicts: Iterable[Verdict]) -> Verdict:
+    """A claim of several parts is as good as its weakest."""
+    return min(verdicts, key=_WEAKEST.index)
+
+
+def spread(values: Values, digits: int = 1) -> str:
+    """A mean over seeds with the half width of its 95 % interval.
+
+    >>> spread([94.0, 95.0, 96.0]), spread([94.0]), spread([1.0, float("inf")])
+    ('95.0 ± 2.5', '94.0', 'never')
+    """
+    if not np.isfinite(values).all():
+        return "never"
+    mean, half, n = estimate(list(values))
+    return f"{mean:.{digits}f}" + (f" ± {half:.{digits}f}" if n > 1 else "")
