@@ -451,8 +451,8 @@ def test_policies_by_name():
     assert list(POLICIES) == ["random", "greedy", "myopic"]
     for name in ("gredy", "ddqn", "ddqn:"):
         assert refusal(policy, name) == (
-            f"policy: unknown {name!r}; choose one of random, greedy, myopic, fixed, fixed:V, clairvoyant, bargain, "
-            "ddqn:FILE, or module:function of yours"
+            f"policy: unknown {name!r}; choose one of random, greedy, myopic, fixed, fixed:V, lookahead, rollout, "
+            "clairvoyant, bargain, ddqn:FILE, or module:function of yours"
         )
     for name in ("fixed:", "fixed:two", "fixed:--1", "fixed:²", "fixed:1.0"):
         assert refusal(policy, name) == f"policy: {name!r}; give the cut as a number, fixed:1"
