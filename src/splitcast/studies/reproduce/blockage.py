@@ -58,7 +58,7 @@ def draw(study: Study) -> Drawn:
             claims.append(Claim(wanted, said, larger(sooner, [1.0] * len(sooner))))
     caption = (
         "Not in the paper. A small CNN, clients of 20 MFLOP/s. Left: all clients lose 35 dB for 5 rounds on average, "
-        "after 20 without. Right: the paper's Rayleigh fading. The policies see the channel of the round and do not know the "
+        "after 20 without. Right: the paper's Rayleigh fading. Policies see the channel of a round, not of the "
         "next; moves of the cut cost their bytes and seconds."
     )
     return Drawn(caption, rows, figure, claims)
