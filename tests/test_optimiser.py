@@ -11,8 +11,10 @@ from splitcast.base.errors import SplitcastError
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
 from splitcast.run.loop import make_simulator, train
+from splitcast.training.factored import Factors
 from splitcast.training.optimiser import Scheduled, make_optimiser
 from splitcast.training.task import Classification
+from splitcast.training.weights import Weights
 from test_engine import CLASSES, blocks, data, flat
 from test_federation import IMAGES, Wired, difference, federation
 
@@ -117,6 +119,33 @@ def test_a_stopped_run_resumes_exactly(name, tmp_path):
     )  # fmt: skip
 
     assert resumes_exactly(config, tmp_path / "run", stop_at=5)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("how", ["in one pass", "step by step", "from factors"])
+def test_copies_that_have_made_different_numbers_of_steps(name, how):
+    """Three clients, the second of whom stays away once; memory in another order has no pass of its own."""
+    draw = torch.Generator().manual_seed(4)
+    start = torch.randn(3, 4, 5, generator=draw, dtype=torch.float64)
+    factors = torch.randn(3, 3, 2, 9, generator=draw, dtype=torch.float64)  # steps, clients, rows, 4 + 5
+    mine = start.transpose(1, 2).contiguous().transpose(1, 2) if how == "step by step" else start.clone()
+    optimiser = make_optimiser(TrainConfig(optimizer=name, lr=0.05, weight_decay=0.1))
+    state = {"opt/mean": torch.zeros_like(mine), "opt/square": torch.zeros_like(mine), "opt/steps": mine.new_zeros(3)}
+    weights = Weights({slot: {"0.w": v} for slot, v in ({"trained": mine} | state).items()}, stacked=True)
+    for k, step in enumerate(factors):
+        gradient = Factors(step[..., :4].contiguous(), step[..., 4:].contiguous())
+        for rows in (slice(0, 1), slice(2, 3)) if k == 1 else (slice(0, 3),):
+            some = Factors(gradient.left[rows], gradient.right[rows])
+            weights.step_rows(optimiser, {"0.w": some if how == "from factors" else some.formed()}, rows)
+    for n in range(3):
+        p = start[n].clone().requires_grad_()
+        reference = TORCH[name]([p])
+        for k, step in enumerate(factors):
+            if (n, k) != (1, 1):
+                p.grad = step[n, :, :4].T @ step[n, :, 4:]
+                reference.step()
+        assert torch.allclose(weights.params["0.w"][n], p, atol=1e-12, rtol=0)
+    assert weights.slots["opt/steps"]["0.w"].tolist() == [3, 2, 3]
 
 
 def test_state_travels_and_is_counted():

@@ -345,7 +345,7 @@ def test_sides_resume_exactly_and_are_exported(tmp_path):
         ({"server_lr": 0.1, "scheme": "fl"}, "server_lr: 0.1, but with fl the server has no half"),
         ({"server_optimizer": "adam", "policy": "random"}, "server_optimizer: 'adam' needs one fixed cut"),
         ({"server_optimizer": "adam", "scheme": "sfl", "cut": (1, 2, 1)}, "server_optimizer: 'adam' needs one fixed"),
-        ({"server_optimizer": "adam2"}, "optimizer: unknown 'adam2'"),
+        ({"server_optimizer": "adam2"}, "server_optimizer: unknown 'adam2'"),
     ],
 )
 def test_sides_that_make_no_sense_are_one_line(changes, words):

@@ -220,8 +220,9 @@ OPTIMISERS["adamw"] = partial(Adam, decoupled=True)
 def make_optimiser(train: TrainConfig, rate: float = 1.0, *, server: bool = False) -> Scheduled:
     """The optimiser a configuration names for the clients, or for the ``server``, at ``rate`` times its learning rate;
     ``module:function`` takes lr and momentum."""
-    name = (server and train.server_optimizer) or train.optimizer
-    made = OPTIMISERS.find(name)
+    own = train.server_optimizer if server else ""
+    name = own or train.optimizer
+    made = OPTIMISERS.find(name, "server_optimizer" if own else None)
     if name == "nesterov" and not train.momentum:
         raise SplitcastError("momentum: nesterov needs one above 0, such as 0.9")
     if name not in OPTIMISERS and train.weight_decay:
