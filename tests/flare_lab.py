@@ -20,6 +20,8 @@ from splitcast.remote.site import Site
 from splitcast.run.records import RunFolder
 
 SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl"]
+LLAMA = {"model_type": "llama", "vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
 LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
 """What site-2 sends in rounds 1, 2, ... of the run `lies`."""
 
@@ -29,14 +31,24 @@ def comparable(config, name):
     return with_values(config, scheme=name, **({"sync_every": 5} if name == "sfl-gb" else {}))
 
 
+def texts(config, folder, **values):
+    """Adapters of a tiny llama, whose description is put into a folder, on rows of text."""
+    file = folder / "llama.json"
+    file.write_text(json.dumps(LLAMA))
+    model = {"arch": f"hf:{file}", "lora.rank": 2, "lora.modules": ("q_proj", "v_proj"), "task": "next-token"}
+    model |= {"dataset": "text-mini", "sequence_length": 16, "scheme": "sfl", "cut": 2, "batch": 2}
+    return with_values(config, **model | {"optimizer": "adamw", "momentum": 0.0, "lr": 0.001} | values)
+
+
 class AllSchemes(Trainer):
-    """One run folder per scheme, then one with lies, one after another over the same sites."""
+    """One run folder per scheme, two with texts, then one with lies, one after another over the same sites."""
 
     @collab.main
     def main(self):
         self.prepare()
         config, root = from_toml(self.config), Path(self.folder)
         runs = {name: comparable(config, name) for name in SCHEMES}
+        runs |= {f"texts-{home}": texts(config, root, rounds=5, labels_at_home=home) for home in (False, True)}
         runs["lies"] = with_values(config, scheme="sfl-ga", rounds=len(LIES) + 1, seed=1)
         for self.run, settings in runs.items():
             folder = RunFolder(root / self.run)

@@ -18,7 +18,7 @@ pytest.importorskip("nvflare")
 import psutil
 
 from failures import free_port
-from flare_lab import LIES, SCHEMES, comparable
+from flare_lab import LIES, SCHEMES, comparable, texts
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
@@ -88,24 +88,41 @@ def lab(live, tmp_path_factory):
     return root
 
 
-@pytest.mark.deploy
-@pytest.mark.parametrize("name", SCHEMES)
-def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
-    here = train(comparable(CONFIG, name), tmp_path / "run")
-    there = RunFolder(lab / name)
-    assert there.config() == RunFolder(tmp_path / "run").config() and there.summary()["rounds"] == 10
+def equal(there, here, folder):
+    """A run on FLARE, its folder, and one in the simulator, with its own: messages to the byte, weights to rounding."""
+    assert there.config() == RunFolder(folder).config() and there.summary()["rounds"] == len(here.rounds)
     for ours, theirs in zip(there.rounds(), here.rounds, strict=True):
         assert (ours.up_bytes, ours.down_bytes, ours.kinds) == (theirs.up_bytes, theirs.down_bytes, theirs.kinds)
         assert ours.latency_s == theirs.latency_s and ours.cut == theirs.cut
         assert set(ours.wall_s) == {"upload", "server", "download", "client"} and min(ours.wall_s.values()) >= 0
         assert ours.failures is None and theirs.wall_s is None
     stored = there.restore()
-    assert stored.round == 10
+    assert stored.round == len(here.rounds)
     state = State.from_tensors(stored.tensors, here.engine.state.placement, 0, here.engine.initial())
     weights = here.engine.state.averaged(here.engine.weights)
-    for key, value in (state.client.params | state.server.params).items():
-        assert float((value - weights[key]).abs().max()) < 1e-6
+    return all(
+        float((value - weights[key]).abs().max()) < 1e-6
+        for key, value in (state.client.params | state.server.params).items()
+    )
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("name", SCHEMES)
+def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
+    here = train(comparable(CONFIG, name), tmp_path / "run")
+    there = RunFolder(lab / name)
+    assert equal(there, here, tmp_path / "run")
     assert there.rounds()[-1].test_accuracy == pytest.approx(here.rounds[-1].test_accuracy, abs=0.002)
+
+
+@pytest.mark.deploy
+@pytest.mark.parametrize("home", [False, True])
+def test_adapters_of_a_llama_on_flare_equal_the_simulator(lab, home, tmp_path):
+    here = train(texts(CONFIG, lab, rounds=5, labels_at_home=home), tmp_path / "run")
+    there = RunFolder(lab / f"texts-{home}")
+    assert equal(there, here, tmp_path / "run")
+    assert there.rounds()[-1].test_loss == pytest.approx(here.rounds[-1].test_loss, abs=1e-5)
+    assert ("up.labels" in here.rounds[0].kinds) is not home
 
 
 @pytest.mark.deploy
@@ -148,10 +165,10 @@ def test_without_a_certificate_of_this_authority_nobody_is_heard(live, tmp_path)
 
 @pytest.mark.deploy
 def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
-    """From the command line, with kill -9 in the middle."""
+    """From the command line, with kill -9 in the middle: adapters of a llama, labels at home, formats for tokens."""
     config, out = tmp_path / "c.toml", tmp_path / "run"
-    settings = with_values(CONFIG, scheme="sfl-ga", rounds=120, checkpoint_every=5, eval_every=120)
-    config.write_text(to_toml(settings))
+    often = {"rounds": 120, "checkpoint_every": 5, "eval_every": 120, "local_steps": 1}
+    config.write_text(to_toml(texts(CONFIG, tmp_path, scheme="sfl-tc", labels_at_home=True, **often)))
 
     killed = []
 

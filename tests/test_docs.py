@@ -64,6 +64,7 @@ def workplace(tmp_path, monkeypatch):
         "index.md",
         "data.md",
         "text.md",
+        "language-models.md",
         "schemes.md",
         "tasks.md",
         "planning.md",

@@ -10,7 +10,7 @@ from splitcast.base.config import Config, LearnConfig, with_values
 from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.records import RoundRecord, RunFolder
-from splitcast.studies.reproduce import FIGURES, claims
+from splitcast.studies.reproduce import FIGURES, TEXTS, claims, text
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
 from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
@@ -33,7 +33,7 @@ def record(round_, accuracy, megabytes=1.0, seconds=2.0):
 def drawn(tmp_path_factory):
     """Every figure, drawn once for all tests of this module."""
     here = study(tmp_path_factory.mktemp("reproduce"))
-    return here, {name: draw(here) for name, draw in FIGURES.items()}
+    return here, {name: draw(here) for name, draw in FIGURES.items() if name not in TEXTS}
 
 
 def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):
@@ -175,6 +175,41 @@ def test_claims_of_basis_can_fail(tmp_path, accuracy, megabytes, expected, said)
     claims = FIGURES["basis"](told(tmp_path, ends)).claims
     assert {claim.verdict for claim in claims} == {expected}
     assert {claim.measured for claim in claims} == {said}
+
+
+def test_texts_are_trained_once_and_counted_by_kind(tmp_path):
+    """Of a small decoder, by the records of its trainings; one that goes on trains nothing again."""
+    seen = []
+    here = replace(study(tmp_path, watch=lambda name, config: seen.append(name)), seeds=(0,))
+    drawn = FIGURES["text-home"](here)
+    assert len(seen) == 4 and FIGURES["text-home"](here).rows == drawn.rows and len(seen) == 4
+    by_name = {row["method"]: row for row in drawn.rows}
+    own = text.Texts.like(here)
+    for name, row in by_name.items():  # also of sfl, whose bytes were counted without training
+        records = own.run(scheme=name, cut=2, labels_at_home=True, seed=0)
+        assert row["loss"] == pytest.approx(records[-1].test_loss, abs=1e-5)
+        assert row["MB"] == sum(r.bytes for r in records) / 1e6
+    assert len(seen) == 5 and own.method("sfl", 3, False)[0][-1].kinds == own.run(scheme="sfl", cut=3, seed=0)[-1].kinds
+    for row in by_name.values():
+        kinds = [value for key, value in row.items() if key.startswith(("up.", "down."))]
+        assert sum(kinds) == pytest.approx(row["MB"]) and "up.labels_MB" not in row
+    assert by_name["sfl"]["gain_lost_percent"] == 0 and by_name["sfl"]["times_fewer"] == 1
+    assert by_name["sfl-tc"]["times_fewer"] > 8
+
+
+def test_claims_of_texts_can_fail():
+    """Of a gain of 2 with sfl, by seed; 3 % are 0.06."""
+
+    def claim(losses, bytes_, cut=15):
+        ends = {"sfl": ([3.0] * len(losses), 30.0), "sfl-tc": (losses, bytes_)}
+        runs = {k: [[replace(record(1, None, mb), test_loss=loss)] for loss in each] for k, (each, mb) in ends.items()}
+        return text.judged(5.0, runs, cut, "two parts")
+
+    near, far = [3.04, 3.042, 3.044], [3.07, 3.071, 3.072]
+    assert claim(near, 2.0).verdict == "holds" and claim(near, 2.0).measured == "2.1 ± 0.2 % lost, 15.0x fewer bytes"
+    assert claim(near, 2.5).verdict == "holds in order, not in size" and claim(near, 2.5, cut=1).verdict == "holds"
+    assert claim(far, 1.0).verdict == "does not hold" and claim([3.0, 3.12], 1.0).verdict == "ties"
+    assert claim(near[:1], 2.0).verdict == "one seed"
 
 
 def test_every_figure_has_files_and_a_caption(drawn, tmp_path):

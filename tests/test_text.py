@@ -34,6 +34,8 @@ from splitcast.studies.report.document import samples_document
 from test_datasets import client, quiet, tar_gz
 from test_sources import photos, refused
 
+TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
+TINY |= {"intermediate_size": 8}
 QUICK = ["--arch", "gpt-small", "--rounds", "2", "--batch", "2", "--sequence-length", "16", "--quiet"]
 
 
@@ -329,10 +331,21 @@ def test_the_tokenizer_follows_from_the_model(tmp_path, cache):
         (["--dataset", "mnist-mini"], "this model takes rows of tokens, as texts give"),
         (["--dataset", "sotu"], "get it with: splitcast data get sotu"),
         (["--dataset", "nowhere.txt"], "nowhere.txt"),
+        (["--arch", "smollm2"], "get it with: splitcast data get smollm2"),
+        (["--arch", "hf:nowhere/llama"], "arch: hf:nowhere/llama is not there; give a folder or a config.json"),
+        (["--arch", "hf:{}"], "has no tokenizer.json; give one with --tokenizer, or bytes"),
+        (["--arch", "hf:{}", "--tokenizer", "bytes"], "has no config.json; give a folder of transformers"),
+        (["--arch", "hf:{}/tiny.json"], "dataset: has token 257; the model knows 0 to 99"),
+        (
+            ["--arch", "hf:{}/tiny.json", "--sequence-length", "33"],
+            "tiny.json takes at most 32",
+        ),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, more, said):
     (tmp_path / "bad.json").write_text("{}")
+    (tmp_path / "tiny.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 100} | TINY))
+    said = said.format(tmp_path)
     args = [arg.format(tmp_path) for arg in more]
     assert said in refused(capsys, tmp_path, "train", *QUICK, "--task", "next-token", "--dataset", "text-mini", *args)
 

@@ -180,16 +180,18 @@ class SplitConfig:
     labels_at_home: bool = False
     """Labels stay with the clients, who hold the last block too (U-shape); of sfl-ga, sfl, psl, epsl, sfl-gb, sl."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
-    """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, else 1)."""
+    """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, on
+    texts 5, else 1)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
     error, 4..2@100 over 100 rounds), for tokens rotated:4 or lloyd:2, also with +first or +outliers, or
-    module:function. auto: fp32; for sfl-gb int2 up to cut 2, else int8."""
+    module:function. auto: fp32; of sfl-gb int2 up to cut 2, else int8; of it and sfl-tc on texts rotated:4+first."""
     downlink_codec: Text = "auto"
-    """Format of smashed-data gradients on the wire, as above, or module:function. auto: int8 for sfl-gb, else fp32."""
+    """Format of smashed-data gradients on the wire, as above, or module:function. auto: fp32; of sfl-gb int8; of sfl-tc
+    on texts lloyd:2."""
     sync_codec: Text = "auto"
     """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
-    with what rounding leaves over added to the next. auto: fp32."""
+    with what rounding leaves over added to the next. auto: fp32; of sfl-gb and sfl-tc on texts int8."""
     client_update: Text = "own"
     """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
 
@@ -350,9 +352,10 @@ class TrainConfig:
     """Learning rate of the server half, if another; 0: lr."""
     server_optimizer: Text = ""
     """Optimiser of the server half, if another, with the same momentum, decay, schedule and clipping."""
-    optimizer_state: Text = "average"
+    optimizer_state: Text = "auto"
     """Its state when client halves are averaged, handed on or moved: average (sent with them, and counted), local
-    (every client keeps its own), reset (begins anew). The server averages the states of its own copies in any case."""
+    (every client keeps its own), reset (begins anew). The server averages the states of its own copies in any case.
+    auto: average, but local of adam and adamw where halves are sent as rounded differences."""
     momentum: Probability = 0.0
     """Momentum of sgd and nesterov; of adam and adamw the first beta, 0.9 if 0."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -391,6 +394,9 @@ class TrainConfig:
     precision: Text = "fp32"
     """Numbers of the passes: fp32, or bf16 where torch's autocast takes them. Weights, gradients, losses and what
     travels stay float32."""
+    recompute: bool = False
+    """Clients keep what enters a block instead of all its activations, and run it again on the way back (gradient
+    checkpointing): less memory for one more forward pass."""
     device: Text = "cpu"
     """Where it is computed: cpu, cuda, cuda:1, mps ...; auto: the first of cuda, mps and cpu that there is."""
 

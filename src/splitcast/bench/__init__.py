@@ -61,6 +61,12 @@ def _models(repeats: int) -> list[Row]:
     return models(repeats)
 
 
+def _text(repeats: int) -> list[Row]:
+    from splitcast.bench.text import text
+
+    return text(repeats)
+
+
 BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "engine": _engine,
     "allocate": _allocate,
@@ -71,4 +77,5 @@ BENCHES: dict[str, Callable[[int], list[Row]]] = {
     "peers": _peers,
     "assign": _assign,
     "models": _models,
+    "text": _text,
 }

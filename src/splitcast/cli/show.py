@@ -23,7 +23,7 @@ from splitcast.cli.progress import Bars
 from splitcast.data.loading import kind_of
 from splitcast.model.split import SplitModel
 from splitcast.run.headline import headline
-from splitcast.run.loop import OnRound, train
+from splitcast.run.loop import OnRound, chosen, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.run.track import tracking
 from splitcast.studies import compare as comparison
@@ -82,11 +82,16 @@ def run_training(config: Config, out: Path | None, resume: Path | None, track: S
         folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
     watch = Watch()
     show = None if output.silent else watch(config.split.scheme, config, before)
+    header = ", ".join(f"{name} {value}" for name, value in chosen(config).items())
     try:
         with watch, tracking(track, folder, config) as tracked:
 
             def on_round(record: RoundRecord) -> None:
+                nonlocal header
                 tracked(record)
+                if show and header:  # not before: bad input prints one line only
+                    watch.say(f"{config.split.scheme} takes {header}")
+                    header = ""
                 if show:
                     show(record)
 

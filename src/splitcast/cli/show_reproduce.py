@@ -13,7 +13,7 @@ from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.cli.options import Output
 from splitcast.cli.show import Watch
-from splitcast.studies.reproduce import FIGURES, claims
+from splitcast.studies.reproduce import FIGURES, TEXTS, claims, text
 from splitcast.studies.reproduce.study import Study
 
 FULL = ("mnist", "fashion-mnist", "cifar10")
@@ -25,19 +25,23 @@ def run_reproduction(
     """`splitcast reproduce`."""
     for name in figures:
         one_of("figure", name, [*FIGURES, "all"])
-    names = list(FIGURES) if "all" in figures else list(dict.fromkeys(figures))
+    known = [name for name in FIGURES if name not in TEXTS] if "all" in figures else []
+    names = list(dict.fromkeys([*known, *(name for name in figures if name != "all")]))
     if not names:
         raise SplitcastError(f"figure: name at least one of {', '.join(FIGURES)}, or all")
     watch = Watch()
     study, flags = make_study(dataset, quick, full, seeds, out)
     if not output.silent:
         study = replace(study, watch=watch.briefly)
-    _ = study.dataset  # a data set that is not there is refused before anything is trained
-    folder = out / study.base.data.dataset
+    if set(names) - set(TEXTS):
+        _ = study.dataset  # a data set that is not there is refused before anything is trained
     console, rows = Console(stderr=True, quiet=output.silent), []
     with watch:
         for name in names:
             started, command = time.perf_counter(), f"splitcast reproduce {name} {flags}"
+            folder = out / study.base.data.dataset
+            if name in TEXTS:
+                folder, command = out / text.DATASET, command.replace(f" --dataset {study.base.data.dataset}", "")
             drawn = FIGURES[name](study)
             drawn.save(folder / name)
             claims.keep(folder, name, drawn, command, list(FIGURES))

@@ -2,7 +2,8 @@
 
 weights       all parameters of its segments, 4 bytes each; one that is tied counts once
 optimiser     for what is trained: the optimiser's state and a gradient
-activations   what is kept of a batch for the way back, and the batch of hidden states that leaves each segment
+activations   what is kept of a batch for the way back, and the batch of hidden states that leaves each segment; of
+              clients that recompute, what enters each block, and what one of them keeps
 """
 
 import math
@@ -33,14 +34,21 @@ class ClientMemory:
         return self.weights + self.optimiser + self.activations
 
 
-def client_memory(model: SplitModel, placement: Placement, optimiser: Optimiser, batch: int) -> ClientMemory:
+def client_memory(
+    model: SplitModel, placement: Placement, optimiser: Optimiser, batch: int, *, recompute: bool = False
+) -> ClientMemory:
     """Of a client that trains on ``batch`` samples at a time."""
     mine = [segment for segment in placement.segments if segment.side == "client"]
     held = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
     trained = sum(p.numel() for name, p in model.initial().items() if placement.on_client(name))
     state = client_half(model, placement, optimiser).held() - trained
     leaving = sum(math.prod(model.smashed_shape(segment.stop)) for segment in mine)
-    kept = sum(saved_bytes(model, segment.start, segment.stop) for segment in mine)
+    if recompute:
+        blocks = [k for segment in mine for k in range(segment.start, segment.stop)]
+        kept = 4 * sum(math.prod(model.entering(k)) for k in blocks)
+        kept += max(saved_bytes(model, k, k + 1) for k in blocks)
+    else:
+        kept = sum(saved_bytes(model, segment.start, segment.stop) for segment in mine)
     return ClientMemory(4 * held, 4 * (state + trained), batch * (kept + 4 * leaving))
 
 

@@ -55,7 +55,7 @@ class Scenario:
             scheme.fitted(model),
             task,
             scheme,
-            make_optimiser(config.train),
+            make_optimiser(config.train, exact=scheme.sync.exact),
             cell(net, clients, seed),
             channel(net, clients, seed, config.world),
             _allocator(net),
@@ -82,8 +82,10 @@ class Scenario:
     def work(self, placement: Placed) -> Workload:
         """FLOPs of each client in a local step."""
         if placement not in self._work:
-            net, batch = self.config.network, self.config.train.batch
-            self._work[placement] = workload(self.model, placement, batch, net.workload, net.multiply_add)
+            net, train = self.config.network, self.config.train
+            self._work[placement] = workload(
+                self.model, placement, train.batch, net.workload, net.multiply_add, recompute=train.recompute
+            )
         return self._work[placement]
 
     def dry(self, placement: Placed, t: int, clients: Sequence[int] | None = None) -> Ledger:

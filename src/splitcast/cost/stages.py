@@ -68,19 +68,22 @@ Workload = Mapping[tuple[int, Phase], Load]
 """FLOPs of each client in one local step, by segment and phase: a number for all, or one for each of the N."""
 
 
-def workload(model: SplitModel, placed: Placed, batch: int, name: str, multiply_add: int = 2) -> Workload:
+def workload(
+    model: SplitModel, placed: Placed, batch: int, name: str, multiply_add: int = 2, *, recompute: bool = False
+) -> Workload:
     """Counted on the model (`profiled`), or the paper's constants, which are the same for every cut (`paper`).
 
-    A multiply-add of the model counts as so many FLOPs, 2 or 1.
+    A multiply-add of the model counts as so many FLOPs, 2 or 1. Clients that ``recompute`` run forward once more on the
+    way back.
     """
-    each = {placement: _workload(model, placement, batch, name, multiply_add) for placement in placed.kinds}
+    each = {place: _workload(model, place, batch, name, multiply_add, recompute) for place in placed.kinds}
     if isinstance(placed, Placement):
         return each[placed]
     return {key: tuple(each[place][key] for place in placed.placements) for key in each[placed.of(0)]}
 
 
 def _workload(
-    model: SplitModel, placement: Placement, batch: int, name: str, multiply_add: int
+    model: SplitModel, placement: Placement, batch: int, name: str, multiply_add: int, recompute: bool
 ) -> dict[tuple[int, Phase], float]:
     paper = one_of("workload", name, WORKLOADS) == "paper"
     sides = [segment.side for segment in placement.way]
@@ -93,6 +96,8 @@ def _workload(
             )
         else:
             forward, backward = (n * multiply_add / 2 for n in model.flops(segment.start, segment.stop))
+        if recompute and segment.side == "client":
+            backward += forward
         flops[k, "forward"], flops[k, "backward"] = batch * forward, batch * backward
         flops[k, "both"] = batch * (forward + backward)
     return flops

@@ -186,7 +186,9 @@ class CutCosts:
         parts += [asdict(config.world), asdict(config.merge_sfl), asdict(config.cpsl)]
         parts[1].pop("cut")
         train = [config.train.batch, config.train.local_steps, config.train.optimizer, config.train.momentum, self.seed]
-        if config.train.optimizer_state != "average":
+        if config.train.optimizer_state in ("local", "reset"):
             train.append(config.train.optimizer_state)
+        if config.train.recompute:
+            train.append("recompute")
         text = json.dumps([*parts, train, self.clients, config.data.dataset, self.charge_moves])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

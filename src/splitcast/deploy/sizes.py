@@ -17,7 +17,8 @@ ENVELOPE = 4096
 
 def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[int, int]:
     """Bytes of the largest client half, and of what one local step sends in one direction, at any cut of the run."""
-    scheme, optimiser = make_scheme(config), make_optimiser(config.train)
+    scheme = make_scheme(config)
+    optimiser = make_optimiser(config.train, exact=scheme.sync.exact)
     task, model = make_task(config.model.task, classes), scheme.fitted(model)
     open_ = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
     half, step = 0, 0

@@ -1,4 +1,4 @@
-"""A site's own weights on its own disk, by run and round; the last two rounds are kept."""
+"""A site's own weights on its own disk, by run and round, but for what is frozen; the last two rounds are kept."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 from splitcast.base.errors import SplitcastError
 from splitcast.base.files import write_atomically
 from splitcast.training.placement import Placement
-from splitcast.training.weights import Weights
+from splitcast.training.weights import FROZEN, Weights
 
 
 class SiteStore:
@@ -23,7 +23,8 @@ class SiteStore:
 
     def save(self, weights: Weights, placement: Placement, round_: int) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tensors = {f"{slot}/{k}": v.contiguous() for slot, values in weights.slots.items() for k, v in values.items()}
+        kept = {slot: values for slot, values in weights.slots.items() if slot != FROZEN}
+        tensors = {f"{slot}/{k}": v.contiguous() for slot, values in kept.items() for k, v in values.items()}
         write_atomically(self._file(placement, round_), save(tensors))
         for old in self._files()[:-2]:
             old.unlink()
@@ -31,7 +32,10 @@ class SiteStore:
     def load(self, placement: Placement, round_: int, like: Weights) -> Weights | None:
         try:
             stored = load(self._file(placement, round_).read_bytes())
-            slots = {slot: {k: stored[f"{slot}/{k}"] for k in values} for slot, values in like.slots.items()}
+            slots = {
+                slot: values if slot == FROZEN else {k: stored[f"{slot}/{k}"] for k in values}
+                for slot, values in like.slots.items()
+            }
         except (OSError, SafetensorError, SplitcastError, KeyError):
             return None  # damaged weights are none: the averaged ones take their place
         fits = all(slots[slot][k].shape == v.shape for slot, values in like.slots.items() for k, v in values.items())

@@ -66,9 +66,9 @@ class Simulator:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
-        mine, theirs = self._scheme.rates
-        self.optimiser = make_optimiser(config.train, mine)
-        self.server_optimiser = make_optimiser(config.train, theirs, server=True)
+        (mine, theirs), exact = self._scheme.rates, self._scheme.sync.exact
+        self.optimiser = make_optimiser(config.train, mine, exact=exact)
+        self.server_optimiser = make_optimiser(config.train, theirs, exact=exact, server=True)
         defence = Defence.of(config.defence, config.train.seed)
         self.kit = Kit(model, task, self.optimiser, self.runtime, defence)
         self.server_kit = replace(self.kit, optimiser=self.server_optimiser)
@@ -224,6 +224,7 @@ class Simulator:
             block
             for segment in placement.segments
             if (stacks_client if segment.side == "client" else self.copies_server(placement))
+            and not self.model.only_adapters(segment.start, segment.stop)  # of which a pass takes many
             for block in self.model.blocks[segment.start : segment.stop]
         ]
         activations = self.train.batch * self.sample_bytes

@@ -99,12 +99,14 @@ class State:
         return {"cut": str(self.placement.cut), "copies": str(self.client.copies)}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor under a flat name, for a checkpoint."""
+        """Every tensor under a flat name, for a checkpoint; what is frozen stays out of it: it is the model's, whose
+        fingerprint a checkpoint has."""
         return {
             f"{side}/{slot}/{name}": value
             for side, weights in self._sides()
             for slot, values in weights.slots.items()
             for name, value in values.items()
+            if slot != FROZEN
         }
 
     def _sides(self) -> list[tuple[str, Weights]]:
@@ -114,7 +116,8 @@ class State:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], placement: Placement, copies: int, like: Weights) -> "State":
-        """The inverse of `tensors`, for weights of the slots and shapes of ``like``; ``copies`` is 0 for one copy.
+        """The inverse of `tensors`, for weights of the slots and shapes of ``like``, whose frozen values are taken;
+        ``copies`` is 0 for one copy.
 
         Names come in the order of ``like``, so that sums over them do not depend on how they were stored.
         """
@@ -169,11 +172,13 @@ def _of_side(placement: Placement, side: Side, name: str) -> bool:
 
 
 def _read(tensors: Mapping[str, Tensor], part: str, like: Weights, lead: tuple[int, ...] = ()) -> Weights:
-    """Weights of the slots and shapes of ``like``, stacked if there is a leading dimension."""
+    """Weights of the slots and shapes of ``like``, stacked if there is a leading dimension; frozen ones are its own."""
     slots: Slots = {}
     for slot, values in like.slots.items():
-        rows = () if slot == FROZEN else lead
-        found = {name: _expected(tensors, f"{part}/{slot}/{name}", (*rows, *v.shape)) for name, v in values.items()}
+        if slot == FROZEN:
+            slots[slot] = values
+            continue
+        found = {name: _expected(tensors, f"{part}/{slot}/{name}", (*lead, *v.shape)) for name, v in values.items()}
         slots[slot] = {name: v.to(values[name].device) for name, v in found.items()}
     return Weights(slots, stacked=bool(lead))
 

@@ -57,8 +57,8 @@ class Federation:
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
-        theirs, mine = self._scheme.rates
-        self.optimiser = make_optimiser(config.train, mine, server=True)
+        (theirs, mine), exact = self._scheme.rates, self._scheme.sync.exact
+        self.optimiser = make_optimiser(config.train, mine, exact=exact, server=True)
         defence = Defence.of(config.defence, config.train.seed)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train), defence)
         placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
@@ -69,10 +69,10 @@ class Federation:
         self._absent = list(absent)
         self.sites = Sites(names, transport, limits, set(range(len(names))) - set(absent))
         sizes = self._join(config, run)
-        sides = (make_optimiser(config.train, theirs), self.optimiser)
+        sides = (make_optimiser(config.train, theirs, exact=exact), self.optimiser)
         like, start = (started(model, placement, sides) for _ in range(2))
         self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
-        self.halves.states_differ = self.optimiser.at_sync == "local"
+        self.halves.states_differ = sides[0].at_sync == "local"
 
     @property
     def state(self) -> State:
@@ -170,7 +170,7 @@ class Federation:
     def _join(self, config: Config, run: str) -> np.ndarray:
         """Tell the sites what is trained; returns how many rows each has, 0 for those that cannot take part."""
         self._about = {"input_shape": list(self.model.input_shape), "classes": self.classes}
-        self._about |= {"config": to_toml(config), "run": run}
+        self._about |= {"config": to_toml(config), "run": run, "fingerprint": self.model.fingerprint()}
         for n in sorted(set(range(len(self.sites.names))) - self.sites.present):
             self.sites.failures[n] = "absent: not connected when the job began"
         rows = self._ask_to_join(sorted(self.sites.present))

@@ -123,8 +123,10 @@ class Site:
         self.joined = False
 
     @published
-    def join(self, call: Any, config: Any, run: Any, client: Any, input_shape: Any, classes: Any) -> Answer:
-        """Take part in a run as client number ``client``."""
+    def join(
+        self, call: Any, config: Any, run: Any, client: Any, input_shape: Any, classes: Any, fingerprint: Any = ""
+    ) -> Answer:
+        """Take part in a run as client number ``client``, with a model of this fingerprint."""
         made = from_toml(text(config, "config", CONFIG_TEXT), "configuration from the server")
         client = integer(client, "client", 0, MOST_CLIENTS)
         classes = integer(classes, "classes", 1, MOST_CLASSES)
@@ -135,8 +137,12 @@ class Site:
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
         augment = find_augment(made.data.augment)
         scheme, runtime = make_scheme(made), Runtime.of(made.train)
-        optimiser = make_optimiser(made.train, scheme.rates[0])
+        optimiser = make_optimiser(made.train, scheme.rates[0], exact=scheme.sync.exact)
         model = scheme.fitted(make_model(made, shape, classes, x.dtype))
+        if text(fingerprint, "fingerprint") not in ("", model.fingerprint()):  # frozen weights never travel
+            raise Refused(
+                f"arch: {made.model.arch} is another model here than on the server, or has other frozen weights"
+            )
         task = make_task(made.model.task, classes)
         y = fit_targets(task, y, model.smashed_shape(model.depth), "data")
         kit = Kit(model, task, optimiser, runtime, Defence.of(made.defence, made.train.seed))

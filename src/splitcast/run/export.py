@@ -61,7 +61,8 @@ def trained_model(folder: Path) -> nn.Module:
 
 def _state(config: Config, stored: Checkpoint, held: Placed, scheme: Scheme, model: SplitModel) -> AnyState:
     """The weights of all; of a run with one cut for all, where that was in the end."""
-    sides = [make_optimiser(config.train, server=server) for server in (False, True)]
+    exact = scheme.sync.exact
+    sides = [make_optimiser(config.train, exact=exact, server=server) for server in (False, True)]
     runtime, copies = Runtime.of(config.train), stored.about["copies"]
     if isinstance(held, Fleet):
         return MixedState.from_tensors(stored.tensors, held, copies, started(model, held, sides, runtime))

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from splitcast import data
-from splitcast.base.config import Config, DataConfig, to_toml, with_values
+from splitcast.base.config import Config, DataConfig, leaves, to_toml, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.deadline import taking_part
@@ -340,6 +340,16 @@ def resolved(config: Config) -> Config:
     scheme = make_scheme(config)
     held = scheme.place(cut, sys.maxsize) if len(cuts) == 1 else placed(config, scheme, sys.maxsize)
     return with_values(config, **scheme.at(held).settings())
+
+
+def chosen(config: Config) -> dict[str, Any]:
+    """What `resolved` wrote out for the scheme, where the configuration left it open.
+
+    >>> chosen(with_values(Config(), scheme="sfl-tc", uplink_codec="int4", task="next-token"))["downlink_codec"]
+    'lloyd:2'
+    """
+    left = leaves(with_values(config, device=device_name(config.train.device)))
+    return {name: value for name, value in leaves(resolved(config)).items() if value != left[name]}
 
 
 def make_clock(config: Config, engine: Engine) -> RoundClock:

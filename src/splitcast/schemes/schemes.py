@@ -22,13 +22,14 @@ from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import codec
 from splitcast.base.registry import Registry
 from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
-from splitcast.schemes.feedback import Basis, Mean, Partial
+from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
 from splitcast.schemes.merged import Epsl, MergeSfl
 from splitcast.schemes.program import Batch, Clients, Cohort, Link, Party, Scheme, codec_of, refuse_sync
 from splitcast.schemes.replay import Ampere, Replay
 from splitcast.schemes.sequential import Cpsl, SplitFedV2
 from splitcast.schemes.split import Split
 from splitcast.schemes.variants import FedPairing, PersonalPsl, Sglr
+from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Fleet, Placed, Placement
 
 
@@ -71,36 +72,43 @@ class Lean(NamedTuple):
     downlink: str
     sync: str
     rank: int
+    """of the basis; 0: none, gradients are unicast"""
     sync_every: int = 1
+    coefficients: str = "auto"
 
 
 class SflGb(Split):
     """Basis broadcast, ours (docs/basis-broadcast.md): s_i^n ~ C_i^n B, the basis B for all, coefficients for each.
 
-    What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1.
+    What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1. Of texts
+    (next-token) rows are tokens, whatever the cut (docs/language-models.md).
     """
 
     name = "sfl-gb"
     usual: Mapping[int, Lean] = {1: Lean("int2", "int8", "fp32", 8), 2: Lean("int2", "int8", "fp32", 32, 2)}
     deeper = Lean("int8", "int8", "fp32", 32)
+    tokens = Lean("rotated:4+first", "int8", "int8", 32, 5, "rotated:4")
 
     def __init__(self, config: Config, placement: Placed | None = None) -> None:
         own = self.usual.get(min(config.split.cuts) if placement is None else placement.cut, self.deeper)
+        own = self.tokens if config.model.task == "next-token" else own
         self.uplink, self.downlink, self.sync = (codec(name) for name in own[:3])
         self.sync_every, self.config = own.sync_every, config
         super().__init__(config)
-        told = config.sfl_gb
-        coefficients = None if told.coefficients == "auto" else codec(told.coefficients, "sfl-gb.coefficients")
-        self.feedback = Basis(told.rank or own.rank, told.drop, coefficients)
+        told, rank = config.sfl_gb, config.sfl_gb.rank or own.rank
+        form = own.coefficients if told.coefficients == "auto" and not self.downlink.exact else told.coefficients
+        coefficients = None if form == "auto" else codec(form, "sfl-gb.coefficients")
+        self.feedback: Feedback = Basis(rank, told.drop, coefficients) if rank else Unicast()
 
     def at(self, placement: Placed) -> Scheme:
         return type(self)(self.config, placement)
 
     def settings(self) -> dict[str, Any]:
-        assert isinstance(self.feedback, Basis)
-        return {
-            "sfl-gb.rank": self.feedback.rank,
-            "sfl-gb.coefficients": self.feedback.wire(self.downlink).name,
+        basis = self.feedback if isinstance(self.feedback, Basis) else None
+        chosen = {"sfl-gb.rank": basis.rank, "sfl-gb.coefficients": basis.wire(self.downlink).name} if basis else {}
+        at_sync = make_optimiser(self.config.train, exact=self.sync.exact).at_sync
+        chosen |= {"optimizer_state": at_sync} if at_sync == "local" else {}
+        return chosen | {
             "sync_every": self.sync_every,
             "uplink_codec": self.uplink.name,
             "downlink_codec": self.downlink.name,
@@ -110,7 +118,7 @@ class SflGb(Split):
 
 class SflTc(SflGb):
     """Transform coding, ours (docs/bytes.md): basis broadcast with transform-coded smashed data and directions, and
-    client halves as differences of four bits."""
+    client halves as differences of four bits. Tokens are rotated rows instead, and gradients unicast."""
 
     name = "sfl-tc"
     usual: Mapping[int, Lean] = {
@@ -118,6 +126,7 @@ class SflTc(SflGb):
         2: Lean("transform:10%", "transform:20%", "int4", 8, 2),
     }
     deeper = Lean("transform:10%", "int8", "int4", 32, 2)
+    tokens = Lean("rotated:4+first", "lloyd:2", "int8", 0, 5)
 
 
 class FedAvg(Scheme):
@@ -216,7 +225,7 @@ def placed(config: Config, scheme: Scheme, depth: int) -> Placed:
             raise SplitcastError(f"policy: {config.policy.policy!r} moves one cut; with one for every client use fixed")
         if scheme.one_server or not scheme.sync.exact:
             raise SplitcastError(f"cut: {scheme.name} with its settings needs one cut for all clients")
-        if config.train.optimizer_state != "average" and not scheme.clients_keep_halves:
+        if config.train.optimizer_state in ("local", "reset") and not scheme.clients_keep_halves:
             state = config.train.optimizer_state
             raise SplitcastError(f"optimizer_state: {state!r} with {scheme.name} needs one cut for all clients")
         if config.split.client_update != "own":

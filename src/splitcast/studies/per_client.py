@@ -61,8 +61,8 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     if len(placements) < 2:
         raise SplitcastError(f"scheme: {scenario.scheme.name} has no cut to choose")
     t = max(1, scenario.scheme.sync_every)  # a round that has all kinds of stages
-    batch = scenario.config.train.batch
-    needs = [client_memory(scenario.model, placement, scenario.optimiser, batch) for placement in placements]
+    model, optimiser, train = scenario.model, scenario.optimiser, scenario.config.train
+    needs = [client_memory(model, p, optimiser, train.batch, recompute=train.recompute) for p in placements]
     held = np.array([need.total / GB for need in needs])
     rounds = [scenario.stages(placement, t) for placement in placements]
     menu = Menu.of(scenario.cell, rounds, scenario.conditions(range(1, draws + 1)), allowed(scenario, held))

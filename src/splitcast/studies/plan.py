@@ -165,10 +165,10 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
 def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
     """Every cut, averaged over the first ``draws`` rounds."""
     model, net = scenario.model, scenario.config.network
-    batch = scenario.config.train.batch
+    train, optimiser = scenario.config.train, scenario.optimiser
     placements = scenario.placements()
     cuts, allowed = [placement.cut for placement in placements], scenario.legal(placements)
-    needs = [client_memory(model, placement, scenario.optimiser, batch) for placement in placements]
+    needs = [client_memory(model, p, optimiser, train.batch, recompute=train.recompute) for p in placements]
     allowed = fitting(placements, needs, allowed, min(net.client_memory_gb, default=0.0))
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]

@@ -128,6 +128,10 @@ class Adam:
         rule([w], [g.contiguous()], [m], [v], [], [k.float()], amsgrad=False, maximize=False, **options)
 
 
+STATES = ("average", "local", "reset")
+"""What may become of the state of clients when halves are averaged."""
+
+
 class Scheduled:
     """An optimiser whose rate follows the rounds, and how long its gradients may be.
 
@@ -151,7 +155,7 @@ class Scheduled:
     ) -> None:
         """``at_sync``: what becomes of the state of clients (`TrainConfig.optimizer_state`)."""
         self.inner, self.factor, self.clip_norm = inner, SCHEDULES[one_of("schedule", schedule, SCHEDULES)], clip_norm
-        self.at_sync = one_of("optimizer_state", at_sync, ("average", "local", "reset"))
+        self.at_sync = one_of("optimizer_state", at_sync, STATES)
         self.warmup, self.rounds = warmup, rounds
         self.linear: bool = inner.linear and not clip_norm
         self.takes_factors: bool = getattr(inner, "takes_factors", inner.linear)
@@ -217,9 +221,10 @@ OPTIMISERS["adam"] = Adam
 OPTIMISERS["adamw"] = partial(Adam, decoupled=True)
 
 
-def make_optimiser(train: TrainConfig, rate: float = 1.0, *, server: bool = False) -> Scheduled:
+def make_optimiser(train: TrainConfig, rate: float = 1.0, *, exact: bool = True, server: bool = False) -> Scheduled:
     """The optimiser a configuration names for the clients, or for the ``server``, at ``rate`` times its learning rate;
-    ``module:function`` takes lr and momentum."""
+    ``module:function`` takes lr and momentum. ``exact``: client halves are averaged as they are, and not as rounded
+    differences."""
     own = train.server_optimizer if server else ""
     name = own or train.optimizer
     made = OPTIMISERS.find(name, "server_optimizer" if own else None)
@@ -229,4 +234,7 @@ def make_optimiser(train: TrainConfig, rate: float = 1.0, *, server: bool = Fals
         raise SplitcastError(f"weight_decay: {train.weight_decay:g} is not known to {name}; build it in there")
     lr = rate * ((server and train.server_lr) or train.lr)
     inner = made(lr, train.momentum, train.weight_decay) if name in OPTIMISERS else made(lr, train.momentum)
-    return Scheduled(inner, train.schedule, train.warmup, train.rounds, train.clip_norm, train.optimizer_state)
+    state = one_of("optimizer_state", train.optimizer_state, ("auto", *STATES))
+    if state == "auto":  # rounded, squares of gradients may become negative
+        state = "average" if exact or inner.linear else "local"
+    return Scheduled(inner, train.schedule, train.warmup, train.rounds, train.clip_norm, state)

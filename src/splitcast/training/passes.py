@@ -3,6 +3,9 @@
 Batches are (k, b, ...) for k clients. With one copy all k*b samples make one pass, and so they do where only adapters
 are trained; where layers mix a batch, the samples of each client make a pass of their own. Other stacked copies are run
 together by `torch.func.vmap`, or, where it has no rule for a layer, one after another.
+
+Where clients recompute, a block keeps what enters it and runs again on the way back (Chen et al., Training deep nets
+with sublinear memory cost, arXiv 1604.06174).
 """
 
 from collections.abc import Callable
@@ -11,8 +14,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.utils.checkpoint import checkpoint
 
-from splitcast.model.split import Params, SplitModel
+from splitcast.model.split import Params, SplitModel, block_of
 from splitcast.training.factored import FactoredLinear, Factors, Gradient
 from splitcast.training.optimiser import Optimiser, clipped
 from splitcast.training.placement import Segment
@@ -56,18 +60,24 @@ class Pass:
         if again:
             buffers = {k: v.clone() for k, v in buffers.items()}
         frozen = weights.beside(FROZEN)
+        recompute = runtime.recompute and segment.side == "client"
 
         def run(leaves: Params, own: Params, xs: Tensor) -> Tensor:
-            return model.forward(frozen | own | leaves, xs, segment.start, segment.stop)
+            if not recompute:
+                return model.forward(frozen | own | leaves, xs, first, last)
+            for block in range(first, last):
+                xs = checkpoint(_Again(model, block, frozen | leaves, own), xs, use_reentrant=False)
+            return xs
 
         self.output: Tensor
         with runtime.arithmetic():
             if weights.apart:
-                self.output = self._client_by_client(run, buffers, together=model.stackable(first, last))
+                together = not recompute and model.stackable(first, last)
+                self.output = self._client_by_client(run, buffers, together=together)
             elif not stacked or model.only_adapters(first, last):
                 flat = run(self.leaves, buffers, x.flatten(0, 1))
                 self.output = flat.view(*x.shape[:2], *flat.shape[1:])
-            elif model.stackable(first, last):
+            elif not recompute and model.stackable(first, last):
                 with nullcontext() if plain or runtime.autocast else self.linear:  # factors would be of two types
                     self.output = vmap(run, randomness="different")(self.leaves, buffers, x)
             else:
@@ -114,6 +124,20 @@ class Pass:
             self.weights.step_rows(optimiser, grads, self.rows)
         else:
             self.weights.accumulate(grads, scale)
+
+
+class _Again:
+    """A block that can be run again: buffers are changed once, and begin alike."""
+
+    def __init__(self, model: SplitModel, block: int, params: Params, buffers: Params) -> None:
+        self.model, self.block, self.params, self.buffers = model, block, params, buffers
+        self.before: Params | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        buffers = self.buffers if self.before is None else {k: v.clone() for k, v in self.before.items()}
+        if self.before is None:
+            self.before = {k: v.clone() for k, v in self.buffers.items() if block_of(k) == self.block}
+        return self.model.forward(self.params | buffers, x, self.block, self.block + 1)
 
 
 def _formed(grad: Gradient) -> Tensor:

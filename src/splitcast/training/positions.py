@@ -19,9 +19,14 @@ class Positions:
         self.target_codec: Codec = Labels(classes, ignore=True)
 
     @staticmethod
-    def logits(output: Tensor) -> Tensor:
-        """Output as (rows, classes, *positions)."""
-        return output
+    def nll(output: Tensor, target: Tensor) -> Tensor:
+        """-log p of every target, 0 where it is ignored."""
+        return F.cross_entropy(output, target, ignore_index=IGNORE, reduction="none")
+
+    @staticmethod
+    def said(output: Tensor) -> Tensor:
+        """The most likely class at every position."""
+        return output.argmax(1)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         nll, counted = self._sums(output, target)
@@ -33,13 +38,12 @@ class Positions:
             "loss": (nll / counted.clamp(min=1)).sum(),
             "nll": nll.sum(),
             "counted": counted.sum(),
-            "right": (self.logits(output).argmax(1) == target).sum().double(),  # never where it is ignored
+            "right": (self.said(output) == target).sum().double(),  # never where it is ignored
         }
 
     def _sums(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Of each sample: the sum of -log p over the positions that count, and how many these are, (rows,)."""
-        each = F.cross_entropy(self.logits(output), target, ignore_index=IGNORE, reduction="none")
-        return each.flatten(1).sum(1), (target != IGNORE).flatten(1).sum(1)
+        return self.nll(output, target).flatten(1).sum(1), (target != IGNORE).flatten(1).sum(1)
 
 
 class Pixel(Positions):
@@ -89,8 +93,13 @@ class NextToken(Positions):
     headline = "perplexity"
 
     @staticmethod
-    def logits(output: Tensor) -> Tensor:
-        return output.transpose(1, 2)
+    def nll(output: Tensor, target: Tensor) -> Tensor:
+        flat = output.flatten(0, 1)  # a vocabulary lies together: transposed, it would be copied
+        return F.cross_entropy(flat, target.flatten(), ignore_index=IGNORE, reduction="none").view_as(target)
+
+    @staticmethod
+    def said(output: Tensor) -> Tensor:
+        return output.argmax(-1)
 
     def check(self, output_shape: tuple[int, ...]) -> None:
         if len(output_shape) != 2 or output_shape[1] < self.classes:

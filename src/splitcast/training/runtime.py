@@ -23,11 +23,13 @@ def device_name(asked: str) -> str:
 
 
 class Runtime(NamedTuple):
-    """Device, type of the weights, and the type of the arithmetic where it is another."""
+    """Device, type of the weights, the type of the arithmetic where it is another, and whether clients keep what enters
+    a block only and run it again on the way back."""
 
     device: torch.device = torch.device("cpu")
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
+    recompute: bool = False
 
     @staticmethod
     def of(train: TrainConfig) -> "Runtime":
@@ -50,7 +52,7 @@ class Runtime(NamedTuple):
             raise SplitcastError(
                 f"device: {train.device!r} cannot be used here ({reason}); choose cpu or auto"
             ) from None
-        return Runtime(device, dtype, autocast)
+        return Runtime(device, dtype, autocast, train.recompute)
 
     def arithmetic(self) -> AbstractContextManager[Any]:
         """Around every pass."""

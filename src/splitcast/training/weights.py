@@ -193,9 +193,10 @@ class Weights:
         return float(squares.sqrt().mean())
 
     def snapshot(self) -> "Weights":
-        """A copy of what a model needs to run, without the optimiser's state."""
-        slots = {slot: values for slot, values in self.slots.items() if not slot.startswith((STATE, HOME))}
-        return Weights({slot: {k: v.clone() for k, v in values.items()} for slot, values in slots.items()})
+        """A copy of what a model needs to run, without the optimiser's state; what is frozen is shared."""
+        return Weights(
+            {slot: values for slot, values in self.slots.items() if not slot.startswith((STATE, HOME))}
+        ).clone()
 
     # state that stays
 

@@ -19,6 +19,7 @@ from splitcast.studies.reproduce import (
     privacy,
     scalability,
     settings,
+    text,
 )
 from splitcast.studies.reproduce.draw import Drawn
 from splitcast.studies.reproduce.study import Study
@@ -40,4 +41,8 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "bytes": bytes.draw,
     "policies": policies.draw,
     "blockage": blockage.draw,
+    "text": text.draw,
+    "text-home": text.draw_home,
 }
+TEXTS = ("text", "text-home")
+"""Those of texts, whatever the data set is; `all` is all others."""

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from splitcast import data
 from splitcast.base.config import Config, LearnConfig, to_toml, with_values
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import time_rounds
@@ -22,7 +21,7 @@ from splitcast.cutting.policies import fixed_cut
 from splitcast.data import Dataset
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import OnRound, resolved, train
+from splitcast.run.loop import OnRound, load_data, resolved, train
 from splitcast.run.records import RoundRecord, RunFolder, write_atomically
 from splitcast.studies.learn import learn_policy
 from splitcast.studies.plan import SHAPES, scenario_of
@@ -57,7 +56,7 @@ class Study:
     @cached_property
     def dataset(self) -> Dataset:
         """The data set, read once."""
-        return data.load(self.base.data.dataset)
+        return load_data(self.base)
 
     def config(self, **values: Any) -> Config:
         """The base with some values changed."""
