@@ -115,9 +115,7 @@ def allocate_energy(
         for name in ("compute_s", "compute_j", "power_w", "seconds_per_j")
     )
     shannon = isinstance(rate, ShannonRate)
-    per_dof = (
-        power / problem.snr if problem.snr is not None else np.zeros_like(w)
-    )  # J per s of the whole band and SNR 1
+    per_dof = np.zeros_like(w) if problem.snr is None else power / problem.snr  # J per s of all the band at SNR 1
     loads = Loads(problem.a, tau0, w * e0 * tau0**2, problem.x, problem.y, problem.snr, w * per_dof)
     lam, alpha, tau, t, b, phi = (np.empty_like(part) for part in (w, w[0], w, w, w, w))
     width = max(1, _BLOCK // len(w))
