@@ -154,7 +154,12 @@ def table(here: Path) -> list[dict[str, float | str]]:
                     {"scheme": scheme, "MHz": mhz, "slowest_up_Mbit_s": up.min() / 1e6, "unshaped_s": base}
                     | {"predicted_s": base + air, "measured_s": found}
                 )
-                print({key: value if isinstance(value, str) else round(value, 3) for key, value in rows[-1].items()})
+                print(
+                    {
+                        key: value if isinstance(value, str) else round(float(value), 3)
+                        for key, value in rows[-1].items()
+                    }
+                )
     finally:
         stop(kits)
     return rows

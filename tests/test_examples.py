@@ -42,4 +42,14 @@ def test_an_example_runs(name, tmp_path):
 
 
 def test_every_example_is_tested_or_says_what_it_needs():
-    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SAYS, "sb3_dqn"}
+    assert {file.stem for file in EXAMPLES.glob("*.py")} == {*SAYS, "sb3_dqn", "shaped_links"}
+
+
+def test_shaped_links_are_skipped_with_a_line_where_there_are_no_namespaces(tmp_path):
+    pytest.importorskip("nvflare")
+    command = [sys.executable, str(EXAMPLES / "shaped_links.py")]
+    env = os.environ | {"PATH": str(tmp_path), "OMP_NUM_THREADS": "1"}  # neither ip nor tc
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("shaped links are skipped: ") and done.stdout.count("\n") == 1
+    assert not list(tmp_path.iterdir())

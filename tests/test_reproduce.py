@@ -260,6 +260,17 @@ def test_claims_are_kept_over_several_calls(drawn, tmp_path):
     assert "![fig3](fig3.png)" in text
 
 
+def test_a_claim_about_all_data_sets_is_as_good_as_its_weakest(tmp_path):
+    claims.across(tmp_path)
+    assert not (tmp_path / "across.md").exists()
+    for dataset, found in (("cifar10", "ties"), ("mnist", "holds")):
+        (tmp_path / dataset).mkdir()
+        page = {"claims": [{"paper": "A | B", "measured": "", "verdict": found}, {"paper": dataset, "verdict": found}]}
+        (tmp_path / dataset / "claims.json").write_text(json.dumps({"fig3": page}))
+    claims.across(tmp_path)
+    assert (tmp_path / "across.md").read_text().splitlines()[2:] == ["| fig3 | A \\| B | ties | holds | **ties** |"]
+
+
 def test_bandwidth_figure_from_the_command_line(capsys, tmp_path):
     main(["reproduce", "fig8", "--quick", "--json", "--out", str(tmp_path)])
     rows = json.loads(capsys.readouterr().out)

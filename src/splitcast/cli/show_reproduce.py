@@ -45,6 +45,7 @@ def run_reproduction(
             drawn = FIGURES[name](study)
             drawn.save(folder / name)
             claims.keep(folder, name, drawn, command, list(FIGURES))
+            claims.across(out)
             rows += claims.rows(name, drawn, command)
             console.print(f"{name}: {folder / name}.png ({time.perf_counter() - started:.0f} s)", highlight=False)
     if output.json:

@@ -21,7 +21,7 @@ CELL: dict[str, Any] = {
     "client_flops_per_s": 2e7,  # of a microcontroller: deep cuts are dear to compute, as shallow ones are to send
     "gamma_weight": 0.0,  # psl learns as well at every cut
 }
-BLOCKED: dict[str, Any] = {"fading": "none", "blockage": "common", "blockage_db": 35.0, "clear_rounds": 20.0}
+BLOCKED: dict[str, Any] = {"fading": "none", "blockage": "common", "blockage_db": 35.0, "clear_rounds": 10.0}
 WORLDS: dict[str, dict[str, Any]] = {
     "all clients blocked at times": BLOCKED | {"blocked_rounds": 5.0},
     "fading alone": {},
@@ -58,7 +58,7 @@ def draw(study: Study) -> Drawn:
             claims.append(Claim(wanted, said, larger(sooner, [1.0] * len(sooner))))
     caption = (
         "Not in the paper. A small CNN, clients of 20 MFLOP/s. Left: all clients lose 35 dB for 5 rounds on average, "
-        "after 20 without. Right: the paper's Rayleigh fading. Policies see the channel of a round, not of the "
+        "after 10 without. Right: the paper's Rayleigh fading. Policies see the channel of a round, not of the "
         "next; moves of the cut cost their bytes and seconds."
     )
     return Drawn(caption, rows, figure, claims)
