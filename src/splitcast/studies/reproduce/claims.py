@@ -1,7 +1,7 @@
 """The paper's claims beside what was measured, kept over several calls: `claims.json`, and `claims.md` for people.
 
-The paper makes its claims for all data sets: `across.md` has those that were judged on more than one, with their weakest
-verdict.
+The paper makes its claims for all data sets: `across.md` has those that were judged on more than one, with their
+weakest verdict.
 """
 
 import json
