@@ -12,8 +12,12 @@ from splitcast.cost.clock import time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.stages import Stage
-from splitcast.cutting.assign import Menu, assign, bound, prices_of, timed
+from splitcast.cutting.assign import assign
+from splitcast.cutting.deadlines import Boxes
+from splitcast.cutting.menu import Menu, timed
+from splitcast.cutting.prices import bound, prices_of
 from splitcast.model import build
+from splitcast.studies.per_client import menu_of as plan_menu
 from splitcast.studies.per_client import plan_per_client, regulated
 from splitcast.studies.plan import scenario_of
 from splitcast.training.placement import Fleet, Placement
@@ -40,30 +44,65 @@ def test_rounds_take_what_the_clock_says(scheme):
         assert timed(menu, cuts[None])[0] == pytest.approx(clock.seconds.mean(), rel=1e-9)
 
 
-def fleets(count, most):
+def every(n):
+    """All assignments."""
+    return np.array(list(product(range(CUTS), repeat=n)))
+
+
+def drawn(count, most):
     rng = np.random.default_rng(18)
     for seed in range(count):
-        scheme = ("sfl", "psl", "sfl-ga")[seed % 3]
+        scheme = ("sfl", "psl", "sfl-ga", "local-loss", "epsl-cut")[seed % 5]
         low = float(10 ** rng.uniform(7.5, 9.5))
-        yield scheme, int(rng.integers(2, most + 1)), seed, float(rng.choice([1e6, 5e6, 20e6])), low
+        n = int(rng.integers(2, most + 1)) if seed % 20 else most + 2
+        yield scheme, n, seed, float(rng.choice([1e6, 5e6, 20e6])), low
 
 
-@pytest.mark.parametrize(("scheme", "n", "seed", "band", "low"), list(fleets(18, most=4)))
-def test_never_above_brute_force_by_more_than_the_certified_gap(scheme, n, seed, band, low):
-    _, menu, _ = menu_of(scheme, n, seed, band, low, 10 * low)
-    best = float(timed(menu, np.array(list(product(range(CUTS), repeat=n)))).min())
-    found = assign(menu)
-    assert found.lower_bound_s <= best * (1 + 1e-9)
-    assert best <= found.seconds * (1 + 1e-9)
-    assert found.seconds <= best / (1 - found.gap) * (1 + 1e-9)
-    assert found.seconds <= found.common_s
-    assert found.seconds == pytest.approx(float(timed(menu, found.cuts[None])[0]))
-    assert found.seconds <= best * 1.02  # what is found is the best, or nearly
+def test_never_above_brute_force_by_more_than_the_certified_gap():
+    """Of 300 fleets of up to 6 clients."""
+    missed = []
+    for scheme, n, seed, band, low in drawn(300, most=4):
+        _, menu, _ = menu_of(scheme, n, seed, band, low, 10 * low)
+        best = float(timed(menu, every(n)).min())
+        found = assign(menu)
+        where = (scheme, n, seed)
+        assert found.lower_bound_s <= best * (1 + 1e-9), where
+        assert best <= found.seconds * (1 + 1e-9), where
+        assert found.seconds <= best / (1 - found.gap) * (1 + 1e-9), where
+        assert found.seconds <= found.common_s, where
+        assert found.seconds == pytest.approx(float(timed(menu, found.cuts[None])[0])), where
+        missed.append(found.seconds / best - 1)
+    assert np.median(missed) < 1e-9 and max(missed) < 0.03  # what is found is the best, or nearly
+
+
+@pytest.mark.parametrize("scheme", ["psl", "sfl-ga", "local-loss"])
+def test_boxes_bound_all_assignments_whatever_their_prices(scheme):
+    _, menu, _ = menu_of(scheme, 4, seed=5)
+    best, rng = float(timed(menu, every(4)).min()), np.random.default_rng(2)
+    for _ in range(10):
+        boxes = Boxes(menu, (best * 10 ** rng.uniform(-4, 2, size=(menu.stages, 2))).tolist(), 1.3 * best)
+        levels = [boxes.least]
+        for _ in range(6):
+            boxes.refine(50, best)
+            levels.append(boxes.least)
+        assert levels == sorted(levels)
+        assert levels[-1] <= best * (1 + 1e-9)
+    assert levels[-1] > (0.9 if menu.stages == 2 else 0.3) * best
+
+
+def test_half_as_many_averagings_are_half_the_stages():
+    """A round of `sfl` that averages every second time is the mean of one that does and one that does not."""
+    config = with_values(Config(), scheme="sfl", clients=3, seed=4, client_flops_per_s=(1e9, 3e9, 9e9))
+    both, always, never = (
+        plan_menu(scenario_of(with_values(config, sync_every=k), MODEL), 1, np.ones((3, CUTS), dtype=bool))
+        for k in (2, 1, 0)
+    )
+    assert timed(both, every(3)) == pytest.approx((timed(always, every(3)) + timed(never, every(3))) / 2)
 
 
 def test_any_prices_bound_all_assignments():
     _, menu, _ = menu_of("sfl", 4, seed=7)
-    best, rng = float(timed(menu, np.array(list(product(range(CUTS), repeat=4)))).min()), np.random.default_rng(1)
+    best, rng = float(timed(menu, every(4)).min()), np.random.default_rng(1)
     for _ in range(20):
         mixture = rng.dirichlet(np.ones(CUTS), size=4)
         prices = [

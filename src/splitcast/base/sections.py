@@ -373,6 +373,10 @@ class TrainConfig:
     deadline_s: NonNegative = 0.0
     """Simulated seconds after which a round ends: clients that cannot be done by then are left out of it; at least one
     stays. 0: a round ends with its slowest client."""
+    wait_for: CountOrNone = 0
+    """A round ends when so many clients have delivered, K, however long ago they began; 0: when all have."""
+    staleness: NonNegative = 0.5
+    """With `wait_for`: what a client sends that began a versions ago counts (1 + a)^-staleness."""
     eval_every: Count = 5
     """Rounds between test-set evaluations; the last round is always evaluated."""
     eval_samples: CountOrNone = 0

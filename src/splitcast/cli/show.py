@@ -175,7 +175,7 @@ def run_comparison(options: CompareOptions) -> None:
             runs = comparison.compare(config, options.schemes, out, watched, options.seeds)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"go on with the same command; {out} keeps what is done") from None
-    target, rows = comparison.rows(runs, target, judged)
+    target, rows = comparison.rows(runs, target, judged, comparison.memories(out, options.schemes))
     if output.json:
         named = [{judged.name if key == "value" else key: v for key, v in asdict(row).items()} for row in rows]
         print(json.dumps({"target": target if math.isfinite(target) else None, "rows": named}))
@@ -186,8 +186,9 @@ def run_comparison(options: CompareOptions) -> None:
     table = Table(title=title)
     table.add_column("scheme", min_width=max(len(row.name) for row in rows))
     goals = (f"rounds {goal}", f"MB {goal}", f"s {goal}")
-    for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift"):
+    for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift", "client MB"):
         table.add_column(heading, justify="right")
+    table.add_column("paper")
     for row in rows:
         table.add_row(
             row.name,
@@ -200,6 +201,8 @@ def run_comparison(options: CompareOptions) -> None:
             "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",
             "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
             f"{row.drift:.3g}",
+            "–" if row.memory_mb is None else f"{row.memory_mb:.1f}",
+            row.paper,
         )
     console = Console()
     console.print(table)

@@ -234,7 +234,7 @@ class SimulatedCohort:
         everyone, ids = self.everyone, self.ids.tolist()
         if isinstance(mixed := self.sim.state, MixedState):
             taking_part = [(share.cohort, share.weight, share.places, share.rho) for share in self._shares(mixed)]
-            mixed.average(taking_part, self.sim.optimiser)
+            mixed.average(taking_part, self.sim.optimiser, by_side=self.sim.scheme.by_side)
             held = mixed.travelling()
             link.models("up", [held[n] for n in ids], ids)
             link.models("down", [held[n] for n in everyone], everyone, broadcast=True)

@@ -30,6 +30,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Waited:
+    """A round whose engine keeps the time: seconds, for whom the server waited, and with which of its parts."""
+
+    seconds: float
+    client: int
+    part: str
+
+
+@dataclass(frozen=True)
 class RoundReport:
     """What a round did."""
 
@@ -40,6 +49,8 @@ class RoundReport:
     ledger: Ledger
     measured: Measured | None = None
     """Where sites are elsewhere: what really happened on the way."""
+    waited: Waited | None = None
+    """Where the server does not wait for all (`engine.asynchronous`)"""
 
 
 class Engine(Protocol):

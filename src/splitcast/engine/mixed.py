@@ -46,10 +46,26 @@ class MixedState:
         """The whole model, every block averaged over its copies."""
         return self._mean(self._everybody(rho)).everything()
 
-    def average(self, taking_part: Iterable[tuple[int, float, Tensor, Tensor]], optimiser: Optimiser) -> None:
+    def average(
+        self, taking_part: Iterable[tuple[int, float, Tensor, Tensor]], optimiser: Optimiser, *, by_side: bool = False
+    ) -> None:
         """Average every block over the copies of those who take part (cohort, its weight, where they are among its
-        members, rho among themselves); everybody has the average then."""
-        whole = self._mean(taking_part)
+        members, rho among themselves); everybody has the average then. ``by_side``: over the clients' copies only, so
+        that the server's are others (`Scheme.by_side`)."""
+        if by_side:
+            mean = weighted([self._parts(*share)[0] for share in taking_part])
+            for state in self.states:
+                state.share(mean.only(state.placement.on_client).clone(), optimiser)
+            return
+        self.divide(self._mean(taking_part), optimiser)
+
+    def divide(self, whole: Weights, optimiser: Optimiser) -> None:
+        """Give every cohort its part of these weights; what only absent cohorts hold (heads of their own) stays."""
+        known = {name for values in whole.slots.values() for name in values}
+        for state in self.states:
+            own = state.client.only(lambda name: name not in known)
+            even = torch.full((max(1, own.copies),), 1 / max(1, own.copies))
+            whole.adopt(own.mean(even))
         for state in self.states:
             mean = State.start(whole.clone(), state.placement)
             state.share(mean.client, optimiser)
@@ -58,7 +74,7 @@ class MixedState:
     def join(self, cohorts: Sequence[tuple[int, float]]) -> None:
         """Average the blocks that the server holds for several cohorts, each with its weight, and give the average to
         all."""
-        mean = _weighted([(self.states[k].server, weight) for k, weight in cohorts])
+        mean = weighted([(self.states[k].server, weight) for k, weight in cohorts])
         for state in self.states:
             own = state.server.slots
             state.server = Weights(
@@ -113,13 +129,14 @@ class MixedState:
         return found
 
     def _mean(self, cohorts: Iterable[tuple[int, float, Tensor, Tensor]]) -> Weights:
-        parts = []
-        for k, weight, places, rho in cohorts:
-            client = self.states[k].client
-            half = client.take(places).mean(rho) if client.stacked else client
-            parts.append((Weights(dict(half.sent()) | {FROZEN: half.beside(FROZEN)}), weight))
-            parts.append((self.states[k].server, weight))
-        return _weighted(parts)
+        return weighted([part for share in cohorts for part in self._parts(*share)])
+
+    def _parts(self, k: int, weight: float, places: Tensor, rho: Tensor) -> list[tuple[Weights, float]]:
+        """The mean of a cohort's clients, and the server's blocks for them."""
+        client = self.states[k].client
+        half = client.take(places).mean(rho) if client.stacked else client
+        mean = Weights(dict(half.sent()) | {FROZEN: half.beside(FROZEN)})
+        return [(mean, weight), (self.states[k].server, weight)]
 
     def _where(self, client: int) -> tuple[int, int]:
         k = list(self.placement.cohorts).index(self.placement.of(client))
@@ -134,7 +151,7 @@ def start(weights: Weights, placement: Placed) -> AnyState:
     return State.start(weights, placement) if isinstance(placement, Placement) else MixedState.start(weights, placement)
 
 
-def _weighted(parts: Sequence[tuple[Weights, float]]) -> Weights:
+def weighted(parts: Sequence[tuple[Weights, float]]) -> Weights:
     """Every tensor averaged over the copies that there are, by their weights; what is frozen is the same in all."""
     mean, total = Weights({}), dict[tuple[str, str], float]()
     for weights, share in parts:

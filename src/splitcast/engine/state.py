@@ -124,14 +124,14 @@ class State:
         client, server = (like.only(partial(_of_side, placement, side)) for side in SIDES)
         found = State(
             placement,
-            _read(tensors, "client", client, (copies,) if copies else ()),
-            _read(tensors, "server", server),
+            read(tensors, "client", client, (copies,) if copies else ()),
+            read(tensors, "server", server),
         )
         if any(key.startswith("marked/") for key in tensors):
-            found.marked = _read(tensors, "marked", client.snapshot())
+            found.marked = read(tensors, "marked", client.snapshot())
         each = [v for key, v in tensors.items() if key.startswith("own/")]
         if each:
-            found.own = _read(tensors, "own", client.home(), tuple(each[0].shape[:1]))
+            found.own = read(tensors, "own", client.home(), tuple(each[0].shape[:1]))
         return found
 
 
@@ -171,19 +171,20 @@ def _of_side(placement: Placement, side: Side, name: str) -> bool:
     return placement.side(name) == side
 
 
-def _read(tensors: Mapping[str, Tensor], part: str, like: Weights, lead: tuple[int, ...] = ()) -> Weights:
+def read(tensors: Mapping[str, Tensor], part: str, like: Weights, lead: tuple[int, ...] = ()) -> Weights:
     """Weights of the slots and shapes of ``like``, stacked if there is a leading dimension; frozen ones are its own."""
     slots: Slots = {}
     for slot, values in like.slots.items():
         if slot == FROZEN:
             slots[slot] = values
             continue
-        found = {name: _expected(tensors, f"{part}/{slot}/{name}", (*lead, *v.shape)) for name, v in values.items()}
+        found = {name: expected(tensors, f"{part}/{slot}/{name}", (*lead, *v.shape)) for name, v in values.items()}
         slots[slot] = {name: v.to(values[name].device) for name, v in found.items()}
     return Weights(slots, stacked=bool(lead))
 
 
-def _expected(tensors: Mapping[str, Tensor], key: str, shape: tuple[int, ...]) -> Tensor:
+def expected(tensors: Mapping[str, Tensor], key: str, shape: tuple[int, ...]) -> Tensor:
+    """A tensor of a checkpoint, if it is there and has the shape that it should."""
     if key not in tensors:
         raise SplitcastError(f"checkpoint: has no {key}; it belongs to another model or scheme")
     if tensors[key].shape != shape:

@@ -16,6 +16,7 @@ from splitcast.engine.dry import DryParty
 from splitcast.engine.party import Group, Kit, LocalParty, Sent
 from splitcast.engine.values import whole
 from splitcast.remote.halves import Halves, positions
+from splitcast.remote.mixed import AnyHalves, MixedHalves
 from splitcast.remote.sites import NoSites
 from splitcast.remote.wire import all_finite
 from splitcast.schemes.messages import Ledger
@@ -30,10 +31,20 @@ class RemoteClients(DryParty):
     """Clients elsewhere: what they compute is noted here, and what they send comes over the link."""
 
     def __init__(
-        self, kit: Kit, halves: Halves, t: int, ids: Sequence[int], train: TrainConfig, ledger: Ledger, *, in_turn: bool
+        self,
+        kit: Kit,
+        halves: Halves,
+        t: int,
+        ids: Sequence[int],
+        train: TrainConfig,
+        ledger: Ledger,
+        *,
+        in_turn: bool,
+        optional: bool,
     ) -> None:
+        """``optional``: whether the round goes on without them, if all of them fail."""
         super().__init__(kit.model, kit.task, halves.state.placement, ids, train.batch, ledger)
-        self.kit, self.halves, self.round, self.in_turn = kit, halves, t, in_turn
+        self.kit, self.halves, self.round, self.in_turn, self.optional = kit, halves, t, in_turn, optional
         self.steps = train.local_steps
         self.now, self.begun, self.turn = 0, False, 0
         self.losses: dict[int, float] = {}
@@ -142,7 +153,7 @@ class RemoteServer(LocalParty):
                 return losses, grads
             good = torch.isfinite(losses) & torch.isfinite(grads.flatten(1)).all(1)
             kept = good.nonzero().flatten()
-            if not len(kept) and not self.clients.in_turn:
+            if not len(kept) and not self.clients.optional:
                 raise SplitcastError("lr: the loss is no longer finite; choose a lower value")
             self.weights.pending = {}
             ids = [self.group.ids[position] for position in kept.tolist()]
@@ -161,7 +172,7 @@ class RemoteCohort:
     def __init__(
         self,
         kit: Kit,
-        halves: Halves,
+        halves: AnyHalves,
         t: int,
         ids: Sequence[int],
         train: TrainConfig,
@@ -172,9 +183,12 @@ class RemoteCohort:
         self.one_server = one_server
         self.kit, self.halves, self.t, self.train, self.ledger = kit, halves, t, train, ledger
         self.chosen = list(ids)
-        self.clients = self._clients(ids, in_turn=False)
+        shares = halves.among(ids)
+        self.parts = [self._clients(cohort, some, in_turn=False, optional=len(shares) > 1) for cohort, some in shares]
+        """cohort by cohort"""
         self.took_part: list[int] = []
-        self._losses: list[float] = []
+        self._losses: list[tuple[float, float]] = []
+        """weights, and the losses themselves"""
         self._central: LocalParty | None = None
 
     @property
@@ -182,65 +196,103 @@ class RemoteCohort:
         """sum_n rho^n F^n, mean over the local steps and, where clients take turns, over them."""
         if self._central and self._central.descents:  # the server trained on its own
             return self._central.total / self._central.descents
-        return sum(self._losses) / len(self._losses) if self._losses else math.nan
+        total = sum(weight for weight, _ in self._losses)
+        return sum(weight * loss for weight, loss in self._losses) / total if total else math.nan
 
     def central(self, server: None) -> LocalParty:
-        group = Group(list(self.clients.ids), torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=self.t)
-        state = self.halves.state
+        (clients,) = self.parts
+        group = Group(list(clients.ids), torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=self.t)
+        state = clients.halves.state
         self._central = LocalParty(self.kit, state.placement, state.server, group, self.ledger)
         return self._central
 
     def in_parallel(
         self, server: None, *, mixes: bool, averaged: bool, still: bool = False
     ) -> Iterator[tuple[RemoteClients, RemoteServer]]:
-        state = self.halves.state
-        one = self.kit.one_copy(state.placement, "server", self.train.local_steps)
-        one = self.one_server or (one and not self.kit.mixes(state.placement, "server"))
-        copies = state.server if one else state.server.stack(len(self.clients.ids))
-        party = RemoteServer(self.clients, copies)
-        yield self.clients, party
-        if party.weights.stacked:
-            state.server = party.weights.mean(party.group.rho)
-        self.halves.differ = self.halves.differ or not still
-        self._noted(self.clients, party)
+        start, worked = len(self.ledger.events), list[tuple[Halves, float]]()
+        for k, clients in enumerate(self.parts):
+            if len(self.parts) > 1:
+                self.ledger.alongside(start, further=k > 0)
+            state = clients.halves.state
+            one = self.kit.one_copy(state.placement, "server", self.train.local_steps)
+            one = self.one_server or (one and not self.kit.mixes(state.placement, "server"))
+            copies = state.server if one else state.server.stack(len(clients.ids))
+            party = RemoteServer(clients, copies)
+            yield clients, party
+            if not clients.ids:  # nobody of this cohort is left
+                continue
+            if party.weights.stacked:
+                state.server = party.weights.mean(party.group.rho)
+            clients.halves.differ = clients.halves.differ or not still
+            weight = float(self.halves.sizes[clients.ids].sum())
+            worked.append((clients.halves, weight))
+            self._noted(clients, party, weight)
+        self.ledger.alongside(None)
+        if not worked:
+            raise NoSites(f"sites: none finished round {self.t}; {self.halves.sites.why()}")
+        if isinstance(self.halves, MixedHalves):
+            self.halves.join(worked)
 
     def in_turn(self, server: None) -> Iterator[tuple[RemoteClients, RemoteServer]]:
+        mixed = self.halves if isinstance(self.halves, MixedHalves) else None
         for n in self.chosen:
-            clients = self._clients([n], in_turn=True)
-            party = RemoteServer(clients, self.halves.state.server)
+            cohort = mixed.handed_to(n) if mixed else self.parts[0].halves
+            clients = self._clients(cohort, [n], in_turn=True, optional=True)
+            party = RemoteServer(clients, cohort.state.server)
             yield clients, party
-            self._noted(clients, party)
+            self._noted(clients, party, 1.0)
+        if mixed:
+            mixed.handed_to(self.chosen[-1])
         if not self.took_part:
             raise NoSites(f"sites: none finished round {self.t}; {self.halves.sites.why()}")
 
     def average(self, link: "ServerLink", codec: Codec = FP32) -> None:
-        ids = list(self.clients.ids)
-        halves = link.exchange(self.clients, weights=True, sync=codec)
+        if isinstance(self.halves, MixedHalves):
+            self._average_blocks(link, self.halves)
+            return
+        (clients,) = self.parts
+        ids = list(clients.ids)
+        halves = link.exchange(clients, weights=True, sync=codec)
         self.halves.stale |= set(ids) - set(halves)
         size, alone = self.halves.share(halves, codec.at(self.t))
-        sizes = [self.clients.half_bytes[n] for n in halves]
+        sizes = [clients.half_bytes[n] for n in halves]
         link.count("up", "model", sizes if codec.varies or len(set(sizes)) > 1 else sizes[0], list(halves))
         fresh = [n for n in self.halves.fresh() if n not in alone]
         link.count("down", "model", size, fresh, broadcast=True)
         link.models("down", self.halves.state.client.travelling(), alone)
 
+    def _average_blocks(self, link: "ServerLink", mixed: MixedHalves) -> None:
+        """Every block over all copies of it."""
+        came, sizes = list[tuple[Halves, dict[int, Weights]]](), dict[int, int]()
+        for clients in self.parts:
+            ids = list(clients.ids)
+            halves = link.exchange(clients, weights=True) if ids else {}
+            clients.halves.stale |= set(ids) - set(halves)
+            came.append((clients.halves, halves))
+            sizes |= {n: clients.half_bytes[n] for n in halves}
+        mixed.share(came)
+        up, fresh, held = sorted(sizes), mixed.fresh(), mixed.state.travelling()
+        link.count("up", "model", [sizes[n] for n in up], up)
+        link.models("down", [held[n] for n in fresh], fresh, broadcast=True)
+
     def close(self) -> None:
         """The round is over: where clients take the loss themselves, they have told it by now."""
-        if not self._losses and self.clients.losses:
-            said = {n: loss for n, loss in self.clients.losses.items() if n in self.clients.ids}
-            if said:
-                told = torch.tensor(list(said.values()), dtype=torch.float64, device="cpu")
-                self._losses = [float(self.halves.rho(list(said)).double() @ told)]
-                self.took_part = list(said)
+        if self._losses:
+            return
+        for clients in self.parts:
+            said = {n: loss for n, loss in clients.losses.items() if n in clients.ids}
+            self._losses += [(float(self.halves.sizes[n]), loss) for n, loss in said.items()]
+            self.took_part += said
 
-    def _noted(self, clients: RemoteClients, party: RemoteServer) -> None:
+    def _noted(self, clients: RemoteClients, party: RemoteServer, weight: float) -> None:
         """Who was there, and its loss if the server took it."""
         self.took_part += party.took_part
         if party.descents:
-            self._losses.append(party.total / party.descents)
+            self._losses.append((weight, party.total / party.descents))
         elif clients.in_turn and clients.ids:
             self.took_part += clients.ids
-            self._losses.append(clients.losses[clients.ids[0]])
+            self._losses.append((weight, clients.losses[clients.ids[0]]))
 
-    def _clients(self, ids: Sequence[int], *, in_turn: bool) -> RemoteClients:
-        return RemoteClients(self.kit, self.halves, self.t, ids, self.train, self.ledger, in_turn=in_turn)
+    def _clients(self, cohort: Halves, ids: Sequence[int], *, in_turn: bool, optional: bool) -> RemoteClients:
+        turns = {"in_turn": in_turn, "optional": optional}
+        return RemoteClients(self.kit, cohort, self.t, ids, self.train, self.ledger, **turns)

@@ -17,17 +17,19 @@ from splitcast.base.seeds import torch_seed
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink
+from splitcast.engine.mixed import AnyState, MixedState
 from splitcast.engine.party import Kit
 from splitcast.engine.state import State, check_sides, started
 from splitcast.model.split import Params, SplitModel
 from splitcast.remote.clients import RemoteCohort
 from splitcast.remote.halves import Halves
 from splitcast.remote.link import ServerLink
+from splitcast.remote.mixed import AnyHalves, MixedHalves
 from splitcast.remote.sites import Limits, NoSites, Sites, Transport
 from splitcast.remote.wire import integer
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
-from splitcast.schemes.schemes import make_scheme
+from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.training.defence import Defence
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Fleet, Placed, Placement
@@ -61,9 +63,7 @@ class Federation:
         self.optimiser = make_optimiser(config.train, mine, exact=exact, server=True)
         defence = Defence.of(config.defence, config.train.seed)
         self.kit = Kit(model, self.task, self.optimiser, Runtime.of(config.train), defence)
-        placement = (placement or self._scheme.place(config.split.cuts[0], model.depth)).check(model)
-        if isinstance(placement, Fleet):
-            raise SplitcastError("cut: one for every client needs the simulator; sites have one for all")
+        placement = (placement or placed(config, self._scheme, model.depth)).check(model)
         self.kit.guard(placement)
         check_sides(config, placement)
         self._absent = list(absent)
@@ -71,11 +71,17 @@ class Federation:
         sizes = self._join(config, run)
         sides = (make_optimiser(config.train, theirs, exact=exact), self.optimiser)
         like, start = (started(model, placement, sides) for _ in range(2))
-        self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
-        self.halves.states_differ = sides[0].at_sync == "local"
+        self.halves: AnyHalves
+        if isinstance(placement, Fleet):
+            if sides[0].at_sync != "average":
+                raise SplitcastError(f"optimizer_state: {config.train.optimizer_state!r} needs one cut for all sites")
+            self.halves = MixedHalves(MixedState.start(start, placement), like, self.sites, sizes, sides[0])
+        else:
+            self.halves = Halves(State.start(start, placement), like, self.sites, sizes, self._scheme.sync)
+            self.halves.states_differ = sides[0].at_sync == "local"
 
     @property
-    def state(self) -> State:
+    def state(self) -> AnyState:
         """Who holds what, the server half, and the client half where it is known."""
         return self.halves.state
 
@@ -89,8 +95,7 @@ class Federation:
         self.halves.restore(0)
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
-        placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
-        self.halves.state = State.from_tensors(tensors, placement, 0, self.halves.like)
+        self.halves.resume(tensors, about, self._scheme, self.model.depth)
         restore_kept(self._scheme, tensors)
         self.halves.differ = not self.scheme.equal_after(t)
         self.halves.restore(t)
@@ -109,7 +114,7 @@ class Federation:
             given = self.halves.refresh()
             if not self.scheme.sync.exact:
                 self._begin_differences(t, given, ledger)
-        self.halves.collected = None
+        self.halves.forget()
         ready = self.halves.fresh() if self._scheme.clients_keep_halves else sorted(self.sites.present)
         who = participants(self.train, len(self.sites.names), t) if who is None else who
         drawn = [int(n) for n in who if n in ready]
@@ -125,10 +130,11 @@ class Federation:
 
     def _begin_differences(self, t: int, given: Sequence[int], ledger: Ledger) -> None:
         """Everybody holds the averaged half now, or still what was averaged last. Who comes late is given it whole."""
+        assert isinstance(self.halves, Halves)  # else halves travel as they are
         if not self.halves.differ:
-            self.halves.differences.begin(self.state.client)
+            self.halves.differences.begin(self.halves.state.client)
         if t > 1 and not self.halves.resumed:
-            CountingLink(ledger).models("down", self.state.client.travelling(), given)
+            CountingLink(ledger).models("down", self.halves.state.client.travelling(), given)
 
     def _run(self, t: int, ids: Sequence[int], ledger: Ledger) -> RemoteCohort:
         """The program of a round, with these sites."""
@@ -139,7 +145,8 @@ class Federation:
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, None, link)
         if self._scheme.clients_keep_halves:
-            link.flush(cohort.clients)
+            for clients in cohort.parts:
+                link.flush(clients)
         cohort.close()
         return cohort
 
@@ -154,18 +161,16 @@ class Federation:
             return evaluate(self.model, weights, self.task, x, y, runtime, guard=guard)
 
     def averaged(self) -> Params:
-        self.halves.average()
-        return self.state.client.everything() | self.state.server.everything()
+        return self.halves.averaged()
 
     def drift(self) -> float | None:
         return self.halves.drift()
 
     def snapshot(self, t: int) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The averaged client half and the server half; sites whose halves differ keep their own."""
-        average = self.halves.average()
+        tensors, about = self.halves.snapshot()
         self.halves.keep(t)
-        state = State(self.state.placement, average, self.state.server)
-        return state.tensors() | kept_tensors(self._scheme), {"cut": str(state.placement.cut), "copies": "0"}
+        return tensors | kept_tensors(self._scheme), about
 
     def _join(self, config: Config, run: str) -> np.ndarray:
         """Tell the sites what is trained; returns how many rows each has, 0 for those that cannot take part."""
@@ -194,8 +199,7 @@ class Federation:
         due = self.sites.due()
         for n, rows in self._ask_to_join(due).items() if due else ():
             self.sites.welcome(n)
-            self.halves.sizes[n] = rows
-            self.halves.stale.add(n)
+            self.halves.welcome(n, rows)
 
 
 def refuse_what_cannot_travel(config: Config, sites: int) -> None:
@@ -212,6 +216,8 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError(
             f"deadline_s: {config.train.deadline_s:g} is simulated; sites have time limits of their own"
         )
+    if config.train.wait_for:
+        raise SplitcastError("wait_for: needs the simulator; the server of sites waits for all of them")
     if config.train.eval_clients:
         raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
     if config.policy.gamma_draws:

@@ -16,6 +16,7 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.engine.links import CountingLink
 from splitcast.engine.state import State
+from splitcast.model.split import Params
 from splitcast.remote.guard import AVERAGES, size_of
 from splitcast.remote.sites import Answer, NoSites, Sites
 from splitcast.remote.wire import Packed, flag, pack_change, pack_weights, unpack_change, unpack_weights
@@ -33,12 +34,22 @@ def _nothing(n: int, answer: Answer) -> None:
 class Halves:
     """Who holds which weights."""
 
-    def __init__(self, state: State, like: Weights, sites: Sites, sizes: NDArray[np.int64], sync: Codec = FP32) -> None:
+    def __init__(
+        self,
+        state: State,
+        like: Weights,
+        sites: Sites,
+        sizes: NDArray[np.int64],
+        sync: Codec = FP32,
+        members: Iterable[int] | None = None,
+    ) -> None:
+        """``members``: the sites with this placement; None: all."""
         self.state, self.like, self.sites, self.sizes, self.sync = state, like, sites, sizes, sync
+        self.members = set(range(len(sizes)) if members is None else members)
         self.differ = False
         self.states_differ = False
         """whether sites keep states of the optimiser of their own"""
-        self.stale = set(sites.present)
+        self.stale = self.present
         self.shared = state.client
         """the last half that everybody was given: what an average is judged by"""
         self.resumed = False
@@ -54,9 +65,23 @@ class Halves:
         sizes = self.sizes[list(ids)]
         return torch.from_numpy(sizes / sizes.sum()).float()
 
+    @property
+    def present(self) -> set[int]:
+        """Those that can be called."""
+        return self.sites.present & self.members
+
     def fresh(self) -> list[int]:
         """Sites that hold what they should."""
-        return sorted(self.sites.present - self.stale)
+        return sorted(self.present - self.stale)
+
+    def among(self, ids: Sequence[int]) -> list[tuple["Halves", list[int]]]:
+        """Those of some sites that have equal placements, cohort by cohort: here all."""
+        return [(self, list(ids))]
+
+    def welcome(self, n: int, rows: int) -> None:
+        """A site is back: it has so many rows, and is given the averaged half before it takes part."""
+        self.sizes[n] = rows
+        self.stale.add(n)
 
     def average(self) -> Weights:
         """The averaged half: known, or collected from the sites; else, after resuming, the checkpoint's."""
@@ -72,12 +97,27 @@ class Halves:
         self.state.client = self._averaged(*self.collected)
         return self.state.client
 
+    def averaged(self) -> Params:
+        """The whole model, with the averaged half."""
+        self.average()
+        return self.state.client.everything() | self.state.server.everything()
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The averaged half and the server half, and what is needed to read them."""
+        state = State(self.state.placement, self.average(), self.state.server)
+        return state.tensors(), {"cut": str(state.placement.cut), "copies": "0"}
+
+    def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], scheme: Scheme, depth: int) -> None:
+        """The inverse of `snapshot`."""
+        placement = scheme.place(min(int(about["cut"]), depth - 1), depth)
+        self.state = State.from_tensors(tensors, placement, 0, self.like)
+
     def share(self, halves: Mapping[int, Weights], codec: Codec = FP32) -> tuple[int, list[int]]:
         """Average these halves and give the average to everybody: bytes that are the same for all, and those sites
         that are given the whole half because they do not hold what the others do."""
         if not halves:
             raise NoSites(f"sites: none sent a half that can be used; {self.sites.why()}")
-        average, fresh, last = self._averaged(list(halves), Weights.stacked_of(halves.values())), self.fresh(), None
+        average, fresh, last = self.mean_of(halves), self.fresh(), None
         message, alone = pack_weights(average), list[int]()
         if not codec.exact and self.differences.last is not None:
             last = self.differences.last
@@ -88,15 +128,15 @@ class Halves:
             alone = [n for n in fresh if n not in self.bases or not torch.equal(self.bases[n], last)]
         self.state.client = self.shared = average
         self.differ = False
-        self._adopted(message, [n for n in fresh if n not in alone])
+        self.adopted(message, [n for n in fresh if n not in alone])
         self.give(alone)
         return len(message["data"]), alone
 
     def give(self, ids: Sequence[int]) -> list[int]:
         """Send `state.client` to some sites; returns those that took it."""
-        return self._adopted(pack_weights(self.state.client), ids) if ids else []
+        return self.adopted(pack_weights(self.state.client), ids) if ids else []
 
-    def _adopted(self, half: Packed, ids: Sequence[int]) -> list[int]:
+    def adopted(self, half: Packed, ids: Sequence[int]) -> list[int]:
         """Those that took a half, or what it has moved, over."""
         cut = self.state.placement.cut
         taken = self.sites.ask("adopt", {n: {"cut": cut, "half": half} for n in ids}, "download", _nothing)
@@ -130,6 +170,10 @@ class Halves:
             self.sites.fault(n, f"refused: {reason}")
         return {n: weights for n, weights in halves.items() if n not in bad}
 
+    def mean_of(self, halves: Mapping[int, Weights]) -> Weights:
+        """The average of some sites' halves."""
+        return self._averaged(list(halves), Weights.stacked_of(halves.values()))
+
     def _averaged(self, ids: list[int], copies: Weights) -> Weights:
         return AVERAGES.find(self.sites.limits.average)(copies, self.rho(ids), self.shared)
 
@@ -140,9 +184,13 @@ class Halves:
             return unpack_weights(message, like)
         return Weights.unflat(Differences(base).arrived(unpack_change(message, len(base), codec)), like)
 
+    def forget(self) -> None:
+        """What was collected is no longer true."""
+        self.collected = None
+
     def refresh(self) -> list[int]:
         """Give stale sites the averaged half; returns those that took it."""
-        stale = sorted(self.stale & self.sites.present)
+        stale = sorted(self.stale & self.present)
         if not stale:
             return []
         self.average()
@@ -150,10 +198,10 @@ class Halves:
 
     def restore(self, t: int) -> None:
         """Sites that kept their half after round ``t`` go on with it; all others are stale."""
-        asked = {n: {"cut": self.state.placement.cut, "round_": t} for n in sorted(self.sites.present)}
+        asked = {n: {"cut": self.state.placement.cut, "round_": t} for n in sorted(self.present)}
         answers = self.sites.ask("restore", asked, "client", lambda n, answer: flag(answer["found"], "found"))
         kept = {n for n, found in answers.items() if found}
-        self.stale = self.sites.present - (kept if self.differ else set())
+        self.stale = self.present - (kept if self.differ else set())
         self.shared, self.resumed = self.state.client, t > 0
         self.bases, self.differences = {}, Differences()
 

@@ -113,7 +113,7 @@ class ServerLink(RoundingLink):
         came = self.sites.ask(method, asked, "upload" if expected or weights else part, read)
         came = self._sound(expected, came)
         who.only(list(came))
-        if not came and not who.in_turn and not last:
+        if not came and not who.optional and not last:
             raise NoSites(f"sites: none answered in round {who.round}; {self.sites.why()}")
         arrived = list(came.values())
         for k, a in enumerate(expected):

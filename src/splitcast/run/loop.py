@@ -22,10 +22,13 @@ from splitcast.base.config import Config, DataConfig, leaves, to_toml, with_valu
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.deadline import taking_part
+from splitcast.cost.memory import client_memory
+from splitcast.cost.pace import EqualShares
 from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
+from splitcast.engine.asynchronous import AsyncSimulator
 from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model, split
@@ -40,6 +43,7 @@ from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.theory import estimate_gamma
 from splitcast.training.measure import Measure
+from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Placed, Placement
 from splitcast.training.runtime import device_name
 from splitcast.training.task import Task, fit_targets, headline_of, make_task
@@ -181,11 +185,19 @@ def _train(
             on_round(records[-1])
     summary = summarise(config, records, time.perf_counter() - started, judged)
     summary |= {"own": own} if own else {}
+    summary["client_memory_mb"] = round(most_memory(config, engine) / 1e6, 3)
     if written := writing.samples(config, engine, dataset):
         summary["samples"] = written
     if folder:
         folder.finish(summary)
     return Result(records, summary, engine)
+
+
+def most_memory(config: Config, engine: Engine) -> int:
+    """Bytes that the client needs which needs most, as things are placed now."""
+    model, optimiser, train = engine.model, make_optimiser(config.train), config.train
+    places = engine.state.placement.kinds
+    return max(client_memory(model, place, optimiser, train.batch, recompute=train.recompute).total for place in places)
 
 
 def ended(config: Config, records: Sequence[RoundRecord], judged: Measure) -> bool:
@@ -269,7 +281,10 @@ def make_simulator(config: Config, dataset: Dataset, model: Blocks | SplitModel 
     dataset = fitted(dataset, task, model)
     placement = first_placement(config, model)
     parts = make_parts(config, dataset)
-    return Simulator(config, model, task, dataset.train_x, dataset.train_y, parts, placement=placement)
+    made = (config, model, task, dataset.train_x, dataset.train_y, parts)
+    if not config.train.wait_for:
+        return Simulator(*made, placement=placement)
+    return AsyncSimulator(*made, placement=placement, pace=EqualShares(Scenario.of(config, model, task)))
 
 
 def fitted(dataset: Dataset, task: Task, model: SplitModel) -> Dataset:

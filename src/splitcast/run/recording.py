@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from splitcast.base.config import Config
-from splitcast.cost.scenario import RoundClock
+from splitcast.cost.scenario import RoundClock, RoundCost
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Engine, RoundReport
 from splitcast.run.records import RoundRecord
@@ -85,7 +85,8 @@ def recorded(
 ) -> RoundRecord:
     """The record of a round."""
     placement, ledger = engine.state.placement, report.ledger
-    cost, train = clock.round(t, placement, ledger), clock.scenario.config.train
+    train, held = clock.scenario.config.train, report.waited
+    cost = RoundCost(held.seconds, held.client, held.part, {}) if held else clock.round(t, placement, ledger)
     further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
     further |= {f"clients_{name}": value for name, value in own_tests.items()}
     if train.deadline_s:

@@ -234,6 +234,8 @@ class Scheme:
     """Whether it keeps things that belong to one cut, so that no policy may move it."""
     one_server = False
     """Whether clients work with one server half, which steps whenever it is told to; else each has a copy of it."""
+    by_side = False
+    """Whether blocks that some clients hold and others do not are averaged on each side apart"""
     sites: bool = True
     """Whether it can be deployed, or needs all in one process"""
     personal: bool = False

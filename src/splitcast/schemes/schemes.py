@@ -171,7 +171,7 @@ class SplitLearning(Split):
         """Nothing: who is next is handed the whole half anyway."""
 
 
-__all__ = ["SCHEMES", "Split", "make_scheme", "placed"]
+__all__ = ["PAPERS", "SCHEMES", "Split", "make_scheme", "placed"]
 SCHEMES: Registry[type[Scheme]] = Registry("scheme", takes=1)
 for _scheme in (
     SflGa,
@@ -196,6 +196,31 @@ for _scheme in (
     Ampere,
 ):
     SCHEMES[_scheme.name] = _scheme
+
+
+PAPERS = {
+    "sfl-ga": "Liang et al., the paper",
+    "sfl": "Thapa et al., AAAI 2022",
+    "psl": "Jeon and Kim, ICOIN 2020",
+    "epsl": "Lin et al., TMC 2024",
+    "epsl-cut": "after Lin et al.",
+    "sfl-gb": "ours",
+    "fl": "McMahan et al., AISTATS 2017",
+    "sl": "Vepakomma et al., 2018",
+    "splitfed-v2": "Thapa et al., AAAI 2022",
+    "merge-sfl": "Liao et al., ICDE 2024",
+    "cpsl": "Wu et al., JSAC 2023",
+    "fed-pairing": "Shen et al., GLOBECOM 2023",
+    "psl-personal": "Kim et al., WCNC 2023",
+    "sglr": "Pal et al., 2021",
+    "local-loss": "Han et al., ICML workshop 2021",
+    "cse-fsl": "Mu and Shen, ICC 2023",
+    "fsl-sage": "Nair et al., ICML 2025",
+    "ampere": "Zhang et al., 2025",
+    "sfl-replay": "ours",
+    "sfl-tc": "ours",
+}
+"""Where a scheme is from."""
 
 
 def make_scheme(config: Config) -> Scheme:

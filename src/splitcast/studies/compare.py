@@ -23,6 +23,7 @@ from splitcast.run.loop import (
     with_clients,
 )
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.schemes.schemes import PAPERS
 from splitcast.studies.compare_figure import plot_comparison
 from splitcast.studies.curves import Runs
 from splitcast.studies.results import estimate
@@ -58,6 +59,10 @@ class Row:
     """seeds"""
     half: float | None
     """half width of the 95 % confidence interval of ``value``; None for one seed"""
+    memory_mb: float | None
+    """that the client needs which needs most; None where a run does not say"""
+    paper: str
+    """where the scheme is from; empty for one of the user's"""
 
 
 def compare(
@@ -124,20 +129,32 @@ def title_of(config: Config) -> str:
     )
 
 
-def rows(runs: Mapping[str, Runs], target: float | None = None, judged: Measure = ACCURACY) -> tuple[float, list[Row]]:
+def memories(out: Path, schemes: Sequence[str]) -> dict[str, float]:
+    """What the runs of a comparison say that a client needs, in MB."""
+    found = {name: RunFolder(out / name).summary().get("client_memory_mb") for name in schemes}
+    return {name: float(need) for name, need in found.items() if isinstance(need, int | float)}
+
+
+def rows(
+    runs: Mapping[str, Runs],
+    target: float | None = None,
+    judged: Measure = ACCURACY,
+    memory_mb: Mapping[str, float] | None = None,
+) -> tuple[float, list[Row]]:
     """The table, and the target: given, or the best round number (a whole per cent) that every run reaches."""
     if target is None:
         target = all_reach([records for each in runs.values() for records in each], judged)
     else:
         judged.check("target", target)
-    return target, [_row(name, each, target, judged) for name, each in runs.items()]
+    needs = memory_mb or {}
+    return target, [_row(name, each, target, judged, needs.get(name)) for name, each in runs.items()]
 
 
 def _quantile(records: Sequence[RoundRecord], share: float) -> float:
     return float(np.quantile([record.latency_s for record in records], share))
 
 
-def _row(name: str, runs: Runs, target: float, judged: Measure) -> Row:
+def _row(name: str, runs: Runs, target: float, judged: Measure, memory_mb: float | None) -> Row:
     whole = [spent(records) for records in runs]
     hits = [hit for records in runs if (hit := to_reach(records, target, judged))]
     values = [value for records in runs if (value := records[-1].test(judged.name)) is not None]
@@ -159,4 +176,6 @@ def _row(name: str, runs: Runs, target: float, judged: Measure) -> Row:
         drift=statistics.fmean(records[-1].drift or 0.0 for records in runs),
         n=len(runs),
         half=estimate(values).half if len(values) > 1 else None,
+        memory_mb=memory_mb,
+        paper=PAPERS.get(name, ""),
     )

@@ -12,7 +12,8 @@ from splitcast.cost.cell import Array, per_client
 from splitcast.cost.clock import ALLOCATORS, time_rounds
 from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.scenario import Scenario
-from splitcast.cutting.assign import Menu, assign
+from splitcast.cutting.assign import assign
+from splitcast.cutting.menu import Menu
 from splitcast.model.split import SplitModel
 from splitcast.studies.plan import scenario_of
 from splitcast.training.placement import Placement
@@ -60,17 +61,22 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     placements = scenario.placements()
     if len(placements) < 2:
         raise SplitcastError(f"scheme: {scenario.scheme.name} has no cut to choose")
-    t = max(1, scenario.scheme.sync_every)  # a round that has all kinds of stages
     model, optimiser, train = scenario.model, scenario.optimiser, scenario.config.train
     needs = [client_memory(model, p, optimiser, train.batch, recompute=train.recompute) for p in placements]
     held = np.array([need.total / GB for need in needs])
-    rounds = [scenario.stages(placement, t) for placement in placements]
-    menu = Menu.of(scenario.cell, rounds, scenario.conditions(range(1, draws + 1)), allowed(scenario, held))
-    found = assign(menu)
+    found = assign(menu_of(scenario, draws, allowed(scenario, held)))
     cuts = [placements[k].cut for k in found.cuts]
     common = placements[found.common].cut if found.common >= 0 else 0
     times = found.seconds, found.lower_bound_s, found.gap, common, found.common_s, found.gain
     return PerClientPlan(scenario.scheme.name, draws, cuts, *times, held[found.cuts].tolist())
+
+
+def menu_of(scenario: Scenario, draws: int, allowed: NDArray[np.bool_]) -> Menu:
+    """What each client may choose from for the channel of the first ``draws`` rounds; client halves are averaged as
+    often as the scheme does."""
+    rounds = range(1, max(1, scenario.scheme.sync_every) + 1)
+    cycle = [[s for t in rounds for s in scenario.stages(place, t)] for place in scenario.placements()]
+    return Menu.of(scenario.cell, cycle, scenario.conditions(range(1, draws + 1)), allowed, rounds=len(rounds))
 
 
 def allowed(scenario: Scenario, held_gb: Array) -> NDArray[np.bool_]:

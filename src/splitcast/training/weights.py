@@ -168,6 +168,14 @@ class Weights:
                         self.slots[slot][name].add_(value)
         return self
 
+    def minus(self, other: "Weights") -> "Weights":
+        """How far these are from one copy; counters, which have no distance, as they are."""
+        slots = {
+            slot: {k: v - other.slots[slot][k] if v.is_floating_point() else v for k, v in values.items()}
+            for slot, values in self._moving()
+        }
+        return Weights(slots | self._still(), self.stacked)
+
     @staticmethod
     def stacked_of(ones: Iterable["Weights"]) -> "Weights":
         """Single copies as stacked ones."""

@@ -18,13 +18,14 @@ from splitcast.cost.cell import Array
 from splitcast.cost.clock import time_rounds
 from splitcast.cost.deadline import taking_part
 from splitcast.cost.latency import PARTS
+from splitcast.cost.memory import client_memory
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.run.records import RoundRecord
 from splitcast.schemes.messages import Event, Ledger, Message
 from splitcast.schemes.schemes import placed
 from splitcast.studies.plan import scenario_of
-from splitcast.training.placement import Placed
+from splitcast.training.placement import Placed, Placement
 
 MOST = 20_000
 """Rounds of a long run that are timed again, evenly spaced."""
@@ -44,10 +45,24 @@ class Breakdown:
     """greatest relative difference of a round's seconds from the record"""
     rounds: int
     """so many were timed again"""
+    holds: list["Holding"]
+    """what each client held in the last round, (N,)"""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a client holds."""
+
+    cut: int
+    parameters: int
+    memory_mb: float
+    """weights, the optimiser's state and a gradient, and what is kept of a batch (`cost.memory`)"""
 
 
 def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     """Time the recorded rounds again. A `SplitcastError` says why they cannot be."""
+    if config.train.wait_for:
+        raise SplitcastError(f"latency: with wait_for {config.train.wait_for} the server did not wait; rounds overlap")
     records = records[:: -(-len(records) // MOST)]
     scenario = scenario_of(config)
     placements = {placement.cut: placement for placement in scenario.placements()}
@@ -84,7 +99,18 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         total += _with_rest(busy, float(timed.seconds.sum()), working)
     mean = total.T / len(records)  # (7, N)
     parts = dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True))
-    return Breakdown(parts, (spent / len(records)).tolist(), mismatch, len(records))
+    held = holdings(scenario, mixed or placements[records[-1].cut])
+    return Breakdown(parts, (spent / len(records)).tolist(), mismatch, len(records), held)
+
+
+def holdings(scenario: Scenario, held: Placed) -> list[Holding]:
+    """Who holds what, client by client."""
+    model, train, kinds = scenario.model, scenario.config.train, dict[Placement, Holding]()
+    for place in held.kinds:
+        need = client_memory(model, place, scenario.optimiser, train.batch, recompute=train.recompute)
+        values = sum(p.numel() for name, p in model.shapes().items() if place.on_client(name))
+        kinds[place] = Holding(place.cut, values, need.total / 1e6)
+    return [kinds[held.of(n)] for n in range(scenario.cell.clients)]
 
 
 def held_up(records: Sequence[RoundRecord]) -> dict[int, tuple[int, str]]:

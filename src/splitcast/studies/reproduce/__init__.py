@@ -15,6 +15,8 @@ from splitcast.studies.reproduce import (
     fig6,
     fig7,
     fig8,
+    fleet,
+    per_client,
     policies,
     privacy,
     scalability,
@@ -43,6 +45,8 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "blockage": blockage.draw,
     "text": text.draw,
     "text-home": text.draw_home,
+    "per-client": per_client.draw,
+    "fleet": fleet.draw,
 }
 TEXTS = ("text", "text-home")
 """Those of texts, whatever the data set is; `all` is all others."""

@@ -130,6 +130,11 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
     return seconds[[kinds.index(kind) for kind in rounds], np.arange(len(cuts))]
 
 
+def model_of(base: Config) -> SplitModel:
+    """The model of a study, for plans."""
+    return _model(base.model.arch, base.data.dataset)
+
+
 @cache
 def _model(arch: str, dataset: str) -> SplitModel:
     """Its weights do not matter for the time that a round takes."""

@@ -377,8 +377,9 @@ function drawClients() {
   legend(view.keys, parts.map((part) => PARTS[part]));
   const clients = Array.from({ length: count }, (_, n) => n);
   const held = (n) => found.held_up[n]?.rounds || 0;
-  view.fill = () => fillTable(view.table, ["client", ...parts.map((part) => `${PARTS[part][0]} (s)`), "rounds held up"],
-    clients.map((n) => [`client ${n}`, ...parts.map((part) => number(found.parts_s[part][n])), held(n)]));
+  const holds = (n) => [run.whole_model ? "all" : found.holds[n].cut, number(found.holds[n].parameters), number(found.holds[n].memory_mb)];
+  view.fill = () => fillTable(view.table, ["client", "cut", "parameters held", "memory (MB)", ...parts.map((part) => `${PARTS[part][0]} (s)`), "rounds held up"],
+    clients.map((n) => [`client ${n}`, ...holds(n), ...parts.map((part) => number(found.parts_s[part][n])), held(n)]));
   view.plot.style.height = `${80 + count * (count > 20 ? 20 : 26)}px`;
   show("clients", {
     grid: { ...common().grid, top: 8 },
