@@ -1,5 +1,6 @@
 """Lookahead and rollout: against brute force on a small chain, and beside the policies that do not look ahead."""
 
+import json
 from functools import cache
 from itertools import pairwise, product
 
@@ -8,6 +9,7 @@ import pytest
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.objective import weight_of_gamma
 from splitcast.cutting.costs import CutCosts
@@ -134,3 +136,15 @@ def test_the_weight_of_gamma_from_rounds():
         weight_of_gamma([1.0, 1.0], [80.0, 70.0], latency_s=2.0)
     with pytest.raises(SplitcastError, match="steeply"):
         weight_of_gamma([0.0, 1.0], [-1.0, 70.0], latency_s=2.0)
+
+
+def test_a_quick_policy_is_usable(tmp_path, capsys):
+    """It costs hardly more than the best path through channels known in advance; the best fixed cut costs much more."""
+    cell = "--scheme psl --arch cnn-small --client-flops-per-s 2e7 --blockage common --blockage-db 35 --fading none"
+    options = f"{cell} --clear-rounds 8 --blocked-rounds 4 --gamma-weight 0 --rounds 20 --clients 4"
+    main(["learn", "--quick", "--json", *options.split(), "--out", str(tmp_path)])
+    found = json.loads(capsys.readouterr().out)
+    assert found["curve"][-1][0] == 100 and found["held_out"] == 10
+    cost = {row["name"]: row["cost"] for row in found["rows"]}
+    fixed = min(value for name, value in cost.items() if name.startswith("fixed"))
+    assert cost["ddqn"] <= 1.1 * cost["lookahead"] < fixed

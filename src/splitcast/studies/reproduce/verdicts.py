@@ -3,7 +3,7 @@
 A claim says that something is larger than something else. Trainings with the same seed share data, batches and
 channel, so the differences of each seed are what counts: it *holds* only if their mean is above 0 by more than the
 half width of its 95 % interval (Student's t), it *does not hold* if it is below 0 by more than that, and else the two
-*tie*. With one seed there is no spread, and no verdict.
+*tie*. With one seed there is no spread, and no verdict but that of a tie.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,11 +35,13 @@ def larger(these: Values, those: Values, *, size: bool = True) -> Verdict:
     """
     mine, others = (np.clip(np.asarray(each, dtype=np.float64), -1e300, 1e300) for each in (these, those))
     gains = [0.0 if a == b else float(a / 2 - b / 2) for a, b in zip(mine, others, strict=True)]
+    if not any(gains):
+        return "ties"
     if len(gains) == 1:
         return "one seed"
     scale = max(map(abs, gains)) or 1.0
     mean, half, _ = estimate([gain / scale for gain in gains])
-    if abs(mean) <= half or mean == 0:
+    if abs(mean) <= half:
         return "ties"
     return verdict(mean > 0, size)
 
