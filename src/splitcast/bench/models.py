@@ -5,9 +5,12 @@
 - A round with AdamW against one with SGD where every client steps copies of its own (paper CNN, two local steps), and
   where SGD needs one copy of the server half only (one local step).
 - A test against the forward pass of a round on as many samples.
+
+Seconds are those of the processor, which other work on the machine disturbs less.
 """
 
 import copy
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitcast.base.config import Config, with_values
-from splitcast.bench.rows import Row, interleaved_medians
+from splitcast.bench import rows
+from splitcast.bench.rows import Row
 from splitcast.engine.engine import evaluate
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
@@ -26,6 +30,7 @@ from splitcast.training.passes import Pass
 from splitcast.training.placement import Placement
 from splitcast.training.task import Classification
 
+interleaved_medians = partial(rows.interleaved_medians, clock=time.process_time)
 CLASSES, LR = 10, 0.01
 COLOUR, GREY = (3, 32, 32), (1, 28, 28)
 CLIENTS, BATCH = 10, 8
@@ -37,13 +42,13 @@ TESTED = [("cnn", GREY, 2000), ("resnet18", COLOUR, 100)]
 
 def models(repeats: int) -> list[Row]:
     """Every figure of `splitcast bench models`."""
-    rows = _resnet(repeats)
+    found = _resnet(repeats)
     for clients, batch in COPIES:
         for steps in (2, 1):
-            rows += _adamw(clients, batch, steps, repeats)
+            found += _adamw(clients, batch, steps, repeats)
     for arch, shape, count in TESTED:
-        rows += _test(arch, shape, count, repeats)
-    return rows
+        found += _test(arch, shape, count, repeats)
+    return found
 
 
 def _samples(shape: tuple[int, ...], count: int) -> tuple[Tensor, Tensor]:

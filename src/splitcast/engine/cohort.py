@@ -180,7 +180,7 @@ class SimulatedCohort:
             else:
                 client = copies.take(members) if lasting else state.client.stack(len(ids))
             if sim.copies_server(state.placement):
-                theirs = state.server.stack(len(ids))
+                theirs = sim.server_copies = state.server.stack(len(ids), sim.server_copies)
             elif sim.scheme.one_server:
                 theirs = state.server
             else:

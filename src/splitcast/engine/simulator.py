@@ -95,6 +95,8 @@ class Simulator:
         self.state: AnyState = start(self.initial(placement), placement)
         self.sample_bytes = saved_bytes(model)
         self.differences = Differences()
+        self.server_copies: Weights | None = None
+        """the copies of the last round, whose memory the next one takes over"""
 
     def copies_server(self, placement: Placement) -> bool:
         """Whether every client needs a copy of the server half."""

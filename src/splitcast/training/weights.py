@@ -116,9 +116,15 @@ class Weights:
         """The same values elsewhere, without what is pending; what is frozen never changes and is shared."""
         return self._map(Tensor.clone, stacked=self.stacked)
 
-    def stack(self, copies: int) -> "Weights":
-        """One copy per client."""
-        return self._map(lambda v: _repeated(v, copies), stacked=True)
+    def stack(self, copies: int, spent: "Weights | None" = None) -> "Weights":
+        """One copy per client; in the memory of copies that are ``spent``, if they are as many of the same: fresh pages
+        would cost as much as the arithmetic on them."""
+        if spent is None or spent._shapes() != {k: (copies, *shape) for k, shape in self._shapes().items()}:
+            return self._map(lambda v: _repeated(v, copies), stacked=True)
+        for slot, values in self._moving():
+            for name, value in values.items():
+                spent.slots[slot][name].copy_(value)
+        return Weights(dict(spent._moving()) | self._still(), stacked=True)
 
     def with_apart(self, copies: int) -> "Weights":
         """This very copy, with buffers for each client."""
@@ -154,7 +160,7 @@ class Weights:
     def reduced(self, change: Callable[[str, str, Tensor], Tensor]) -> "Weights":
         """Stacked copies (n, ...) made one, given slot, name and value; of whole numbers the first counts."""
         slots = {
-            slot: {k: change(slot, k, v) if v.is_floating_point() else v[0] for k, v in values.items()}
+            slot: {k: change(slot, k, v) if v.is_floating_point() else v[0].clone() for k, v in values.items()}
             for slot, values in self._moving()
         }
         return Weights(slots | self._still())
@@ -268,6 +274,9 @@ class Weights:
 
     def _moving(self) -> list[tuple[str, Params]]:
         return [(slot, values) for slot, values in self.slots.items() if slot != FROZEN]
+
+    def _shapes(self) -> dict[tuple[str, str], tuple[int, ...]]:
+        return {(slot, name): tuple(v.shape) for slot, values in self._moving() for name, v in values.items()}
 
     def _still(self) -> Slots:
         return {slot: values for slot, values in self.slots.items() if slot == FROZEN}
