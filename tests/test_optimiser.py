@@ -182,3 +182,15 @@ def test_constant_rates_are_left_alone():
     made = make_optimiser(TrainConfig(lr=0.3))
     assert isinstance(made, Scheduled) and made.begin(7).lr == 0.3
     assert SplitModel(blocks(), (1, 6, 6)).depth == 5
+
+
+def test_state_that_rounding_would_spoil_stays_at_home():
+    """Squares of gradients, where halves travel as rounded differences; what is asked for is done."""
+    found = {
+        (name, state, exact): make_optimiser(TrainConfig(optimizer=name, optimizer_state=state), exact=exact).at_sync
+        for name in ("sgd", "adamw")
+        for state in ("auto", "average")
+        for exact in (True, False)
+    }
+    assert [key for key, at_sync in found.items() if at_sync != "average"] == [("adamw", "auto", False)]
+    assert found["adamw", "auto", False] == "local"

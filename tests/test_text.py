@@ -386,6 +386,17 @@ def test_authors_learn_together(tmp_path):
     assert result.summary["headline"]["name"] == "perplexity"
 
 
+def test_a_run_says_what_its_scheme_chose(tmp_path, capsys):
+    """Once, and only what was left open."""
+    usual = ["train", *QUICK[:-1], "--task", "next-token", "--dataset", "text-mini", "--text-samples", "0"]
+    main([*usual, "--scheme", "sfl-tc", "--uplink-codec", "fp16", "--optimizer", "adamw", "--out", str(tmp_path / "a")])
+    said = capsys.readouterr().err
+    assert said.count("takes") == 1
+    assert "sfl-tc takes sync_every 5, downlink_codec lloyd:2, sync_codec int8, optimizer_state local\n" in said
+    main([*usual, "--scheme", "sfl", "--out", str(tmp_path / "b")])
+    assert "takes" not in capsys.readouterr().err
+
+
 def test_the_small_decoder_looks_at_nothing_later():
     from splitcast.model import build
 
