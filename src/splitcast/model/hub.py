@@ -3,7 +3,6 @@
 A configuration is data: it names one of the library's own classes, and nothing that it says is run.
 """
 
-import importlib
 import importlib.util
 import json
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def from_transformers(
     kind = values["model_type"]
     images = len(input_shape) == 3
     head = HEADS.get(task, "ImageClassification" if images else "SequenceClassification")
-    maker = transformers(f"AutoModelFor{head}")
+    maker = imported("arch", f"transformers:AutoModelFor{head}", takes=0)
     try:
         config = automatic.for_model(kind, **{k: v for k, v in values.items() if k not in _IGNORED})
         _fit(config, input_shape, classes, images)
@@ -104,19 +103,10 @@ def needed(package: str, arch: str, remedy: str) -> None:
         raise SplitcastError(f"arch: {arch} needs {package}, which is not installed; {remedy}")
 
 
-def transformers(name: str) -> Any:
-    """A class of the library. No configuration names it, so sites that allow no import have it too."""
-    try:
-        return getattr(importlib.import_module("transformers"), name)
-    except Exception as error:  # of many kinds: whatever is wrong with what is installed
-        said = " ".join(f"{error}".split())[:300] or type(error).__name__
-        raise SplitcastError(f"arch: cannot import {name} of transformers: {said}") from None
-
-
 def _described(file: str) -> tuple[Any, dict[str, Any]]:
     """The library's maker of configurations, and what a file says."""
     needed("transformers", "hf:", "pip install 'splitcast[models]'")
-    automatic = transformers("AutoConfig")
+    automatic = imported("arch", "transformers:AutoConfig", takes=0)
     values = _read(Path(file), f"arch: hf:{file}")
     if not isinstance(values.get("model_type"), str):
         raise SplitcastError(f"arch: hf:{file} has no model_type, such as resnet or vit")

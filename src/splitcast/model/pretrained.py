@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from splitcast.base.errors import SplitcastError
+from splitcast.base.errors import SplitcastError, imported
 from splitcast.data.loading import cache_folder
 from splitcast.data.text.gguf import CONFIG, WEIGHTS
 from splitcast.data.text.packages import MODELS
-from splitcast.model.hub import HEADS, needed, refuse_long, transformers
+from splitcast.model.hub import HEADS, needed, refuse_long
 
 
 def is_pretrained(arch: str) -> bool:
@@ -35,7 +35,7 @@ def pretrained(arch: str, input_shape: Sequence[int], classes: int, task: str) -
     if len(input_shape) != 1:
         raise SplitcastError(f"input_shape: {tuple(input_shape)}; {arch} takes rows of tokens, as texts give")
     head = HEADS.get(task, "SequenceClassification")
-    maker = transformers(f"AutoModelFor{head}")
+    maker = imported("arch", f"transformers:AutoModelFor{head}", takes=0)
     labels = {} if head in HEADS.values() else {"num_labels": classes}
     try:
         with _quietly():
