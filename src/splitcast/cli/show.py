@@ -188,7 +188,6 @@ def run_comparison(options: CompareOptions) -> None:
     goals = (f"rounds {goal}", f"MB {goal}", f"s {goal}")
     for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift", "client MB"):
         table.add_column(heading, justify="right")
-    table.add_column("paper")
     for row in rows:
         table.add_row(
             row.name,
@@ -202,10 +201,11 @@ def run_comparison(options: CompareOptions) -> None:
             "never" if row.seconds_to_target is None else f"{row.seconds_to_target:.1f}",
             f"{row.drift:.3g}",
             "–" if row.memory_mb is None else f"{row.memory_mb:.1f}",
-            row.paper,
         )
     console = Console()
     console.print(table)
+    from_ = "; ".join(f"{row.name}: {row.paper}" for row in rows if row.paper)
+    console.print(f"from {from_}", highlight=False)
     console.print(f"figure: {out / 'comparison.png'}", highlight=False)
     console.print(f"as an interactive page: splitcast report {shlex.quote(str(out))}", highlight=False, soft_wrap=True)
 

@@ -22,6 +22,7 @@ from splitcast.studies.reproduce import (
     scalability,
     settings,
     text,
+    waiting,
 )
 from splitcast.studies.reproduce.draw import Drawn
 from splitcast.studies.reproduce.study import Study
@@ -47,6 +48,7 @@ FIGURES: dict[str, Callable[[Study], Drawn]] = {
     "text-home": text.draw_home,
     "per-client": per_client.draw,
     "fleet": fleet.draw,
+    "waiting": waiting.draw,
 }
 TEXTS = ("text", "text-home")
 """Those of texts, whatever the data set is; `all` is all others."""

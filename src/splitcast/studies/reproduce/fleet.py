@@ -20,6 +20,7 @@ FLEET: dict[str, Any] = {
     "partition": "shards",
     "classes_per_client": 2,
     "lr": 0.05,
+    "eval_samples": 2000,
 }
 BY_SIDE = "splitcast.studies.reproduce.fleet:BySide"
 
@@ -33,7 +34,7 @@ class BySide(Sfl):
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.long_rounds
+    rounds = study.base.train.rounds
     series: dict[str, Runs] = {"cut for every client": [], "best common cut": [], "averaged by side": [], "FedAvg": []}
     held = list[str]()
     for seed in study.seeds:
@@ -49,7 +50,7 @@ def draw(study: Study) -> Drawn:
         steps = {"local_steps": SYNC, "rounds": max(1, rounds // SYNC), "eval_every": often}
         series["FedAvg"].append(study.run(scheme="fl", **here | steps))
     target = reached(runs for name, runs in series.items() if name != "averaged by side")
-    times = {name: [_seconds(records, target) for records in runs] for name, runs in series.items()}
+    times = {name: [seconds_to(records, target) for records in runs] for name, runs in series.items()}
     ends = {name: [final_accuracy([records]) for records in runs] for name, runs in series.items()}
     figure, axes = panels(2)
     for axis, against in zip(axes, ("seconds", "rounds"), strict=True):
@@ -84,6 +85,7 @@ def draw(study: Study) -> Drawn:
     return Drawn(caption, accuracy_rows(series, study.seeds), figure, claims)
 
 
-def _seconds(records: Sequence[RoundRecord], target: float) -> float:
+def seconds_to(records: Sequence[RoundRecord], target: float) -> float:
+    """Simulated seconds until a test is as good as ``target``; infinity if none is."""
     spent = to_reach(records, target)
     return spent.seconds if spent else math.inf
