@@ -14,7 +14,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "all blocked,\nmoves cheap": SMALL | BLOCKED | {"fading": "none"},
     "all blocked,\nmoves dear": SMALL
     | BLOCKED
-    | {"fading": "none", "arch": "cnn", "client_flops_per_s": 1e8, "batch": 64, "blocked_rounds": 10.0},
+    | {"fading": "none", "arch": "cnn", "client_flops_per_s": 1e8, "batch": 16},
     "each blocked,\nmoves cheap": SMALL | BLOCKED | {"fading": "none", "blockage": "each", "clients": 4},
     "fading alone": SMALL,
 }
