@@ -183,11 +183,11 @@ def run_comparison(options: CompareOptions) -> None:
     goal = f"to {judged.goal(target)}"
     several = options.seeds > 1
     title = comparison.title_of(config) + (f"; mean of {options.seeds} seeds ± 95 % interval" if several else "")
-    table = Table(title=title)
+    table = Table(title=title, padding=(0, 0), show_edge=False)
     table.add_column("scheme", min_width=max(len(row.name) for row in rows))
     goals = (f"rounds {goal}", f"MB {goal}", f"s {goal}")
     for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift", "client MB"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))  # no word is broken
     for row in rows:
         table.add_row(
             row.name,
