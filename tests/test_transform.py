@@ -218,3 +218,12 @@ def test_streams_that_nobody_made_are_refused_or_decoded_within_their_shape(data
         assert "\n" not in str(error)
     else:
         assert seen.shape == shape and bool(seen.isfinite().all())
+
+
+@pytest.mark.parametrize("scale", [2.0**49, 2.0**59, 2.0**126])
+def test_values_however_large_are_coded_or_sent_as_they_are(scale):
+    x = scale * torch.rand(32, 8, 14, 14, generator=torch.Generator().manual_seed(0))
+    made = codec("transform:5%")
+    seen, (size,) = made.measured(x[None])
+    assert float((seen[0] / scale - x / scale).square().sum()) <= 0.05 * float((x / scale).square().sum())
+    assert size == len(made.encode(x)) <= made.bound(x.shape)

@@ -19,6 +19,11 @@ def test_every_scheme_trains_a_table_or_says_why_not(tmp_path):
         assert cell.reason or (math.isfinite(cell.first) and math.isfinite(cell.last) and cell.first != cell.last)
 
 
+def test_clients_with_models_of_their_own_are_tested_where_targets_are_maps(tmp_path):
+    (cell,) = try_all(tmp_path, ["segmentation network"], ["psl-personal"])
+    assert cell.last < cell.first
+
+
 def test_one_command_writes_the_table(tmp_path, capsys):
     models = ["LSTM", "tied layers, across the cut", "segmentation network", "BERT (transformers)"]
     main(["zoo", "--models", *models, "--schemes", "sfl", "fl", "--out", str(tmp_path / "zoo"), "--quiet"])

@@ -49,8 +49,8 @@ CHANNELS = 256
 GROUP = 16
 """Least levels of a group."""
 FINE = 32.0
-LARGEST = 2.0**60
-"""Values beyond travel as they are, so that arithmetic on the others is finite."""
+LARGEST = 2.0**50
+"""Values beyond travel as they are, so that arithmetic on the others is finite: sums of squares are."""
 SEARCHED = 8
 """Samples on which a step is searched."""
 EXPECTED_BITS = 0.2

@@ -160,7 +160,8 @@ class Simulator:
         one, found = torch.ones_like(self.weights[:1]), list[dict[str, float]]()
         for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
             own = self.y[torch.from_numpy(self._rows[first : first + size]).to(self.runtime.device)]
-            mine = torch.isin(y, own) if y.dim() == 1 and not y.is_floating_point() else torch.ones_like(y[:, 0]) > 0
+            labels = y.dim() == 1 and not y.is_floating_point()
+            mine = torch.isin(y, own) if labels else torch.ones(len(y), dtype=torch.bool, device=y.device)
             if mine.any():
                 found.append(self._measures(self.state.of(n).averaged(one), x[mine], y[mine]))
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]} if found else {}
