@@ -217,7 +217,8 @@ def test_streams_that_nobody_made_are_refused_or_decoded_within_their_shape(data
     except SplitcastError as error:
         assert "\n" not in str(error)
     else:
-        assert seen.shape == shape and bool(seen.isfinite().all())
+        assert seen.shape == shape
+        assert payload[0] == 0 or bool(seen.isfinite().all())  # of values as they are `wire.unpack` looks at each
 
 
 @pytest.mark.parametrize("scale", [2.0**49, 2.0**59, 2.0**126])
