@@ -1,16 +1,21 @@
 """Training a fleet of unequal clients: a cut for each, the best common cut, averaging by side, and FedAvg."""
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
-from splitcast.run.records import RoundRecord
 from splitcast.schemes.schemes import Sfl
 from splitcast.studies.per_client import plan_per_client
-from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, final_accuracy, panels, reached
+from splitcast.studies.reproduce.draw import (
+    Claim,
+    Drawn,
+    accuracy,
+    accuracy_rows,
+    costs_to,
+    final_accuracy,
+    panels,
+    reached,
+)
 from splitcast.studies.reproduce.study import Runs, Study, model_of
 from splitcast.studies.reproduce.verdicts import larger, spread
-from splitcast.studies.target import to_reach
 
 SYNC = 5
 """Rounds between averagings of the client halves, and local steps of FedAvg"""
@@ -49,8 +54,8 @@ def draw(study: Study) -> Drawn:
         often = max(1, study.base.train.eval_every // SYNC)
         steps = {"local_steps": SYNC, "rounds": max(1, rounds // SYNC), "eval_every": often}
         series["FedAvg"].append(study.run(scheme="fl", **here | steps))
-    target = reached(runs for name, runs in series.items() if name != "averaged by side")
-    times = {name: [seconds_to(records, target) for records in runs] for name, runs in series.items()}
+    target = reached(series[name] for name in ("cut for every client", "best common cut"))
+    times = {name: costs_to(runs, target, "seconds") for name, runs in series.items()}
     ends = {name: [final_accuracy([records]) for records in runs] for name, runs in series.items()}
     figure, axes = panels(2)
     for axis, against in zip(axes, ("seconds", "rounds"), strict=True):
@@ -83,9 +88,3 @@ def draw(study: Study) -> Drawn:
         f"--per-client`; FedAvg makes {SYNC} local steps a round. Seeds draw other fleets."
     )
     return Drawn(caption, accuracy_rows(series, study.seeds), figure, claims)
-
-
-def seconds_to(records: Sequence[RoundRecord], target: float) -> float:
-    """Simulated seconds until a test is as good as ``target``; infinity if none is."""
-    spent = to_reach(records, target)
-    return spent.seconds if spent else math.inf

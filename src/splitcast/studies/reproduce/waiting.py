@@ -2,8 +2,16 @@
 
 from typing import Any
 
-from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, final_accuracy, panels, reached
-from splitcast.studies.reproduce.fleet import seconds_to
+from splitcast.studies.reproduce.draw import (
+    Claim,
+    Drawn,
+    accuracy,
+    accuracy_rows,
+    costs_to,
+    final_accuracy,
+    panels,
+    reached,
+)
 from splitcast.studies.reproduce.study import Runs, Study
 from splitcast.studies.reproduce.verdicts import larger, spread
 
@@ -32,7 +40,7 @@ def draw(study: Study) -> Drawn:
         series[LATE].append(study.run(**here | longer, deadline_s=limit))
         series[f"goes on with {few}"].append(study.run(**here | longer, wait_for=few))
     target = reached(runs for name, runs in series.items() if name != LATE)
-    times = {name: [seconds_to(records, target) for records in runs] for name, runs in series.items()}
+    times = {name: costs_to(runs, target, "seconds") for name, runs in series.items()}
     ends = {name: [final_accuracy([records]) for records in runs] for name, runs in series.items()}
     of_waiting, of_late, of_going_on = times.values()
     figure, axes = panels(2)
