@@ -7,6 +7,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from resuming import resumes_exactly
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
@@ -109,17 +110,7 @@ def test_both_train_with_fading_and_charge_their_moves():
 
 def test_a_resumed_run_chooses_the_same_cuts(tmp_path):
     config = with_values(BLOCKED, fading="block", arch="cnn-small", rounds=6, policy="lookahead", checkpoint_every=3)
-    whole = train(config).rounds
-    stopped = []
-
-    def stop(record):
-        stopped.append(record)
-        if record.round == 4:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "run", on_round=stop)
-    assert train(config, tmp_path / "run", resume=True).rounds == whole
+    resumes_exactly(config, tmp_path / "run", stop_at=4)
 
 
 def test_too_many_states_are_refused_in_one_line():

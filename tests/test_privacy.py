@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from resuming import resumes_exactly
 from splitcast import Config, SplitModel, train, with_values
 from splitcast.base.codec import FP32
 from splitcast.base.errors import SplitcastError
@@ -256,15 +257,7 @@ def test_a_defence_needs_smashed_data():
 
 def test_defended_runs_resume_bit_exactly(tmp_path):
     config = with_values(SMALL, scheme="sfl", rounds=4, checkpoint_every=2, **{"defence.noise": 0.3})
-    whole = train(config, tmp_path / "whole").rounds
-
-    def stop(record):
-        if record.round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "half", on_round=stop)
-    assert train(config, tmp_path / "half", resume=True).rounds == whole
+    resumes_exactly(config, tmp_path / "half", stop_at=3)
 
 
 # the accountant

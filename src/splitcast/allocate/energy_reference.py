@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from splitcast.allocate.problem import Problem
 from splitcast.allocate.rate import ShannonRate
-from splitcast.allocate.reference import load_cvxpy
+from splitcast.allocate.reference import load_cvxpy, solve_clarabel
 from splitcast.allocate.responses import Array
 
 _NODES, _WEIGHTS = (np.asarray(each) for each in np.polynomial.legendre.leggauss(12))
@@ -36,7 +36,6 @@ def solve_cvxpy_energy(
 
     RuntimeError if it failed.
     """
-    cp = load_cvxpy()
     problem = Problem.of(fixed_s, uplink_bits, server_flops, rate, bandwidth_hz, cpu_flops)
     a, x, y = (part[:, 0] for part in (problem.a, problem.x, problem.y))
     assert problem.snr is not None
@@ -65,12 +64,7 @@ def solve_cvxpy_energy(
     }
     for name, value in values.items():
         model[name].value = value
-    try:
-        model["problem"].solve(solver=cp.CLARABEL, warm_start=False)
-    except cp.SolverError as error:
-        raise RuntimeError(f"Clarabel failed: {error}") from error
-    if model["problem"].status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-        raise RuntimeError(f"Clarabel failed: {model['problem'].status}")
+    solve_clarabel(model["problem"])
     tau, t, b, s = (np.exp(model[name].value) for name in ("log_tau", "log_t", "log_b", "log_s"))
     return _value(a, x, y, snr, tau0, w * e0, n, tau * unit, t * unit, b, s * unit)
 

@@ -71,7 +71,6 @@ def _mixed(work: Array) -> Array:
 
 def _one_pass(model: dict[str, Any], problem: Problem, b: Array, f: Array) -> tuple[Array, Array, Array]:
     """Solve in units of the shares b and f; return better shares and the log of the price ratio."""
-    cp = load_cvxpy()
     rho, _ = rate_and_slope(b, problem.snr)
     uplink, server = problem.x / rho, problem.y / f
     unit = (problem.a + uplink + server).max()
@@ -81,12 +80,7 @@ def _one_pass(model: dict[str, Any], problem: Problem, b: Array, f: Array) -> tu
         data |= {"log_k": np.log1p(snr), "inverse_k": 1 / (1 + snr), "snr_by_k": snr / (1 + snr)}
     for name, value in data.items():
         model[name].value = value[:, 0]
-    try:
-        model["problem"].solve(solver=cp.CLARABEL, warm_start=False)
-    except cp.SolverError as error:
-        raise RuntimeError(f"Clarabel failed: {error}") from error
-    if model["problem"].status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-        raise RuntimeError(f"Clarabel failed: {model['problem'].status}")
+    solve_clarabel(model["problem"])
     new_b, new_f = (
         unit_share * np.maximum(model[name].value, 1e-9)[:, None] for name, unit_share in (("b", b), ("f", f))
     )
@@ -118,3 +112,14 @@ def load_cvxpy() -> Any:
         return import_module("cvxpy")
     except ImportError:
         raise SplitcastError("solve_cvxpy: cvxpy or clarabel missing; install the extra `verify`") from None
+
+
+def solve_clarabel(problem: Any) -> None:
+    """Solve a compiled CVXPY problem, or say why it was not solved."""
+    cp = load_cvxpy()
+    try:
+        problem.solve(solver=cp.CLARABEL, warm_start=False)
+    except cp.SolverError as error:
+        raise RuntimeError(f"Clarabel failed: {error}") from error
+    if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+        raise RuntimeError(f"Clarabel failed: {problem.status}")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from splitcast.base.errors import SplitcastError, imports_allowed
 from splitcast.cli.options import AttackOptions
-from splitcast.studies.privacy.attack import FILE, PICTURE, Findings, Told, attack
+from splitcast.studies.privacy.attack import FILE, PICTURE, Findings, Told, attack, half_known
 from splitcast.studies.privacy.networks import Progress as Steps
 from splitcast.studies.privacy.view import view
 
@@ -51,7 +51,7 @@ def print_findings(found: Findings, options: AttackOptions) -> None:
             *headings, title=f"cut {found.cut}, {found.codec}: {found.samples} samples of client {options.client}"
         )
         for row in found.rows:
-            known = "unknown" if not row.knows_half else "known" if row.possible else "(if known)"
+            known = half_known(row.knows_half, row.possible)
             numbers = (f"{row.mse:.4f}", f"{row.psnr:.1f}", f"{row.ssim:.3f}", f"{row.features:.2f}")
             table.add_row(row.attack, known if row.steps else "", str(row.steps), *numbers, f"{row.recognised:.0%}")
         console.print(table)

@@ -442,7 +442,7 @@ class SiteLink:
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Posted:
         values = whole(x)
-        if isinstance(who, SiteClients) and kind == "smashed":
+        if isinstance(who, SiteClients) and who.site.scrutiny and kind == "smashed":
             who.smashed = values[0]
         if codec.bound(values.shape[1:]):
             self.dialogue.send(pack(kind, values[0], codec.at(who.place[0]), _draw(kind, codec, who)))

@@ -56,6 +56,11 @@ class Finding:
         return self.ssim
 
 
+def half_known(knows_half: bool, possible: bool) -> str:
+    """What an attack has of the client half, in a word."""
+    return "unknown" if not knows_half else "known" if possible else "(if known)"
+
+
 @dataclass
 class Findings:
     """One run under attack."""

@@ -8,7 +8,7 @@ from typing import Any
 from splitcast.base.errors import SplitcastError
 from splitcast.base.files import read_bounded
 from splitcast.run.strict import LINE_BYTES, parsed
-from splitcast.studies.privacy.attack import FILE, PICTURE
+from splitcast.studies.privacy.attack import FILE, PICTURE, half_known
 
 PICTURE_BYTES = 4_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -32,7 +32,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
     numbers = {name: float(row[name]) for name in NUMBERS}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError("not a finding")
-    known = "unknown" if not row["knows_half"] else "known" if row["possible"] else "(if known)"
+    known = half_known(row["knows_half"], row["possible"])
     return numbers | {"attack": str(row["attack"])[:100], "half": known if row["steps"] else ""}
 
 
