@@ -1,9 +1,10 @@
 """Predicted against measured: real sites behind shaped links. Run as root: python shaped_links.py [FOLDER]
 
 Every site is a process in a network namespace of its own; `tc` (tbf) holds its link to the rates that the planner's
-allocation gives it. The prediction is a round of the same deployment without shaping (computing and overhead per
-call, as measured) plus the planner's seconds on the air. Needs the extra `deploy`, `ip` and `tc`; where namespaces
-are not allowed, it says so and ends. Writes shaped.csv and shaped.png.
+allocation gives it. Seconds are of each part of a round: uplink, server, downlink, client. The prediction is that of
+the same deployment without shaping (computing and overhead per call, as measured) plus the planner's seconds on the
+air. Needs the extra `deploy`, `ip` and `tc`; where namespaces are not allowed, it says so and ends. Writes shaped.csv
+and shaped.png.
 """
 
 import csv
@@ -31,6 +32,10 @@ SITES = ("site-a", "site-b")
 SCHEMES = ("psl", "sfl-ga")
 MEGAHERTZ = (0.5, 1.0, 2.0)
 ROUNDS, WARM_UP = 8, 2
+PARTS = {"uplink": "upload", "server": "server", "downlink": "download", "client": "client"}
+"""What the parts are called in the records of real sites."""
+COLOURS = ("#56B4E9", "#009E73", "#E69F00", "#0072B2")
+Row = dict[str, float | str]
 CONFIG = with_values(
     Config(), clients=len(SITES), batch=16, rounds=ROUNDS, eval_every=ROUNDS, distance_m=(100.0, 200.0), fading="none"
 )
@@ -87,28 +92,32 @@ def unshape() -> None:
                 run(*where, "tc", "qdisc", "del", "dev", device, "root")
 
 
-def planned(config: Config) -> tuple[np.ndarray, np.ndarray, float]:
-    """Rates of each site up and down in bit/s, and the seconds on the air that the planner expects of a round."""
+def planned(config: Config) -> tuple[np.ndarray, np.ndarray, dict[str, float]]:
+    """Rates of each site up and down in bit/s, and the seconds on the air that the planner expects of a round: those of
+    the site that holds up each stage."""
     scenario = scenario_of(config)
     stages = scenario.stages(scenario.place(1), 1)
     timed = time_rounds([stages], scenario.cell, scenario.conditions([1])[0], scenario.allocator)[0]
     sent, heard, up, down = (np.zeros(len(SITES)) for _ in range(4))
-    air = 0.0
+    air = {"uplink": 0.0, "downlink": 0.0}
     for stage in timed.stages:
         who = list(stage.stage.clients)
         sent[who] += [stage.stage.of("uplink_bits", n) for n in who]
         heard[who] += [stage.stage.of("broadcast_bits", n) + stage.stage.of("unicast_bits", n) for n in who]
         up[who] += stage.uplink_s
         down[who] += stage.downlink_s
-        air += float((stage.uplink_s + stage.downlink_s).max())
+        slowest = (stage.uplink_s + stage.downlink_s).argmax()
+        air["uplink"] += float(stage.uplink_s[slowest])
+        air["downlink"] += float(stage.downlink_s[slowest])
     return sent / up, heard / down, air
 
 
-def measured(kits: Path, config: Config, out: Path) -> float:
-    """Wall-clock seconds of a round on the sites, the median."""
+def measured(kits: Path, config: Config, out: Path) -> dict[str, float]:
+    """Wall-clock seconds of a round on the sites and of its parts, the median of each."""
     supervise(kits, config, out)
-    rounds = RunFolder(out).rounds()[WARM_UP:]
-    return statistics.median(sum((record.wall_s or {}).values()) for record in rounds)
+    walls = [record.wall_s or {} for record in RunFolder(out).rounds()[WARM_UP:]]
+    found = {part: statistics.median(wall[name] for wall in walls) for part, name in PARTS.items()}
+    return found | {"round": statistics.median(sum(wall.values()) for wall in walls)}
 
 
 def main(folder: str = "shaped") -> None:
@@ -126,17 +135,17 @@ def main(folder: str = "shaped") -> None:
         writer.writeheader()
         writer.writerows(rows)
     draw(rows, here / "shaped.png")
-    off = [abs(float(row["predicted_s"]) / float(row["measured_s"]) - 1) for row in rows]
+    off = [abs(float(row["predicted_round_s"]) / float(row["measured_round_s"]) - 1) for row in rows]
     print(f"off by {100 * statistics.median(off):.1f} % in the median, {100 * max(off):.1f} % at most")
 
 
-def table(here: Path) -> list[dict[str, float | str]]:
-    """Predicted and measured seconds of a round."""
+def table(here: Path) -> list[Row]:
+    """Predicted and measured seconds of a round and its parts."""
     file, kits = here / "deployment.toml", here / "kits"
     sites = "".join(f'[sites.{name}]\ndata = "part:{n}"\n' for n, name in enumerate(SITES))
     file.write_text(f'[server]\nhost = "{SERVER}"\nport = {PORT}\n{sites}', encoding="utf-8")
     make_kits(file, kits)
-    rows: list[dict[str, float | str]] = []
+    rows: list[Row] = []
     try:
         start(kits, ["server"])
         for name in SITES:
@@ -150,28 +159,26 @@ def table(here: Path) -> list[dict[str, float | str]]:
                 up, down, air = planned(with_values(config, bandwidth_hz=mhz * 1e6))
                 shape(up.tolist(), down.tolist())
                 found = measured(kits, config, here / f"{scheme}-{mhz}")
-                rows.append(
-                    {"scheme": scheme, "MHz": mhz, "slowest_up_Mbit_s": up.min() / 1e6, "unshaped_s": base}
-                    | {"predicted_s": base + air, "measured_s": found}
-                )
-                print(
-                    {
-                        key: value if isinstance(value, str) else round(float(value), 3)
-                        for key, value in rows[-1].items()
-                    }
-                )
+                expected = {part: base[part] + air.get(part, 0.0) for part in PARTS}
+                expected["round"] = base["round"] + sum(air.values())
+                row: Row = {"scheme": scheme, "MHz": mhz, "slowest_up_Mbit_s": float(up.min()) / 1e6}
+                for part in ("round", *PARTS):
+                    row |= {f"predicted_{part}_s": expected[part], f"measured_{part}_s": found[part]}
+                rows.append(row)
+                print({key: value if isinstance(value, str) else round(value, 3) for key, value in row.items()})
     finally:
         stop(kits)
     return rows
 
 
-def draw(rows: list[dict[str, float | str]], file: Path) -> None:
-    """Measured against predicted."""
-    figure, axis = plt.subplots(figsize=(5, 4.2), layout="constrained")
+def draw(rows: list[Row], file: Path) -> None:
+    """Measured against predicted, and the parts of both."""
+    figure, (axis, bars) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for scheme, marker in zip(SCHEMES, "os", strict=True):
         mine = [row for row in rows if row["scheme"] == scheme]
-        axis.plot([row["predicted_s"] for row in mine], [row["measured_s"] for row in mine], marker, label=scheme)
-    most = 1.1 * max(float(row[key]) for row in rows for key in ("predicted_s", "measured_s"))
+        of = [[row[f"{kind}_round_s"] for row in mine] for kind in ("predicted", "measured")]
+        axis.plot(*of, marker, label=scheme)
+    most = 1.1 * max(float(row[f"{kind}_round_s"]) for row in rows for kind in ("predicted", "measured"))
     line = np.array([0, most])
     axis.plot(line, line, color="0.4", linewidth=1)
     axis.fill_between(line, 0.85 * line, 1.15 * line, color="0.8", alpha=0.5, label="within 15 %")
@@ -179,6 +186,17 @@ def draw(rows: list[dict[str, float | str]], file: Path) -> None:
     axis.set_ylabel("measured seconds of a round")
     axis.set_title("two real sites behind shaped links")
     axis.legend()
+    for k, (kind, hatch) in enumerate((("predicted", ""), ("measured", "//"))):
+        below = np.zeros(len(rows))
+        for part, colour in zip(PARTS, COLOURS, strict=True):
+            seconds = np.array([float(row[f"{kind}_{part}_s"]) for row in rows])
+            at = np.arange(len(rows)) + 0.4 * k - 0.2
+            bars.bar(at, seconds, 0.36, below, color=colour, hatch=hatch, edgecolor="white", label=None if k else part)
+            below += seconds
+    bars.set_xticks(range(len(rows)), [f"{row['scheme']}\n{row['MHz']} MHz" for row in rows], fontsize=8)
+    bars.set_ylabel("seconds")
+    bars.set_title("parts: predicted, and measured (hatched)")
+    bars.legend()
     figure.savefig(file, dpi=150)
 
 

@@ -19,7 +19,14 @@ from splitcast.remote.flare import FlareTransport, for_the_server
 from splitcast.remote.site import Site
 from splitcast.run.records import RunFolder
 
-SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl"]
+POOL = {"sfl-replay.samples": 24, "sfl-replay.steps": 2, "sfl-replay.minibatch": 8}
+LEAN = {
+    "sfl-tc": {"scheme": "sfl-tc"},
+    "sfl-replay": {"scheme": "sfl-replay", **POOL, "sfl-replay.learn": "local", "sfl-replay.until": 3},
+    "sfl-int4": {"scheme": "sfl", "sync_codec": "int4"},
+}
+"""Transform coding, replay and client halves as differences, for five rounds of one step."""
+SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl", *LEAN]
 LLAMA = {"model_type": "llama", "vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
 LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
@@ -28,6 +35,8 @@ LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
 
 def comparable(config, name):
     """The scheme with a rhythm under which last bits stay last bits (see `test_federation.py`)."""
+    if name in LEAN:
+        return with_values(config, rounds=5, local_steps=1, **LEAN[name])
     return with_values(config, scheme=name, **({"sync_every": 5} if name == "sfl-gb" else {}))
 
 

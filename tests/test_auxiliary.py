@@ -189,3 +189,17 @@ def test_plans_at_every_cut_and_a_policy_that_moves_is_refused():
         train(with_values(config, policy="greedy", rounds=1))
     with pytest.raises(SplitcastError, match="no multiple of every = 3"):
         train(with_values(config, scheme="fsl-sage", rounds=1, **{"fsl-sage.every": 3}))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("tau", [1, 2])
+def test_sites_step_in_rounds_that_end_with_an_upload(scheme, tau):
+    """Nothing comes back after the last upload of a round without averaging; a site steps all the same."""
+    config = with_values(Config(), scheme=scheme, clients=3, batch=8, arch="cnn-small", sync_every=0, local_steps=tau)
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    before = fed.halves.average().params
+    for t in range(1, 4):
+        assert fed.round(t).ledger.messages == sim.round(t).ledger.messages
+        assert difference(fed, sim) < 1e-5
+    moved = fed.halves.average().params
+    assert all(not torch.equal(moved[name], weight) for name, weight in before.items())

@@ -389,3 +389,15 @@ def test_smashed_data_goes_to_the_nearest_grid_point(monkeypatch):
     assert len(args) == 2, "codec and data, no noise"
     row = torch.tensor([[[0.0, 0.16, 0.17, 0.49, 0.51, 1.0]]])
     assert torch.allclose(through(CODECS["int2"], row), torch.tensor([[[0, 0, 1 / 3, 1 / 3, 2 / 3, 1.0]]]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_of_which_most_vanish(seed):
+    """Dead units leave most samples without a gradient; in single precision eigensolvers have failed on such."""
+    rng = torch.Generator().manual_seed(seed)
+    g = torch.zeros(160, 1024)
+    g[torch.randperm(160, generator=rng)[:20]] = 1e-3 * torch.randn(20, 1024, generator=rng)
+    found = factorise(g, torch.full((160,), 0.1), rank=8)
+    best = torch.linalg.svdvals(g.double())[8:].square().sum() * 0.1
+    assert found.dropped == pytest.approx(float(best), rel=1e-4)
+    assert torch.isfinite(fit(g, found.basis)).all()

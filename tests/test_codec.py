@@ -9,9 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitcast.base.codec import Integer, Labels, pack, unpack
+from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.base.formats import CODECS
+from splitcast.base.formats import CODECS, codec
 from splitcast.base.rounding import RoundingNoise
+from splitcast.data import load
+from splitcast.run.loop import make_simulator, train
 from stand_in import Nonzero
 
 INTEGERS = ["int8", "int4", "int2"]
@@ -96,7 +99,7 @@ def test_labels_beyond_the_classes_are_refused():
         Labels(3).decode(torch.tensor([0, 7], dtype=torch.uint8), (2,))
 
 
-@given(st.sampled_from([8, 4, 2]), st.data())
+@given(st.sampled_from([8, 4, 3, 2, 1]), st.data())
 def test_packing_is_bit_exact(bits, data):
     levels = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
     tensor = torch.tensor(levels, dtype=torch.uint8)
@@ -243,3 +246,38 @@ def test_noise_is_evenly_spread_and_symmetric():
     assert float(r.var()) == pytest.approx(1 / 12, rel=0.01)
     counts = np.histogram(r.numpy(), bins=32, range=(-0.5, 0.5))[0]
     assert counts.min() > 0.95 * 12500 and counts.max() < 1.05 * 12500
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_the_last_test_tells_what_the_format_of_the_uplink_costs(clip):
+    """By hand: the first block, clipped if there is a defence, then the codec, then the other blocks."""
+    told = {"arch": "cnn-small", "rounds": 3, "eval_every": 2, "uplink_codec": "transform:5B", "defence.clip": clip}
+    result = train(with_values(Config(), scheme="sfl", batch=8, lr=0.1, **told))
+    assert "test_accuracy_lost" not in result.rounds[1].metrics
+    data, (first, *others) = load("mnist-mini"), result.model().children()
+    x, y = data.test_x[:1000], data.test_y[:1000]
+    right = {"plain": 0, "sent": 0}
+    with torch.no_grad():
+        for xs, ys in zip(x.split(50), y.split(50), strict=True):
+            smashed = first(xs)
+            if clip:
+                smashed = smashed * (clip / smashed.flatten(1).norm(dim=1).clamp(min=clip)).view(-1, 1, 1, 1)
+            for name, seen in (("plain", smashed), ("sent", codec("transform:5B").through(smashed[None])[0])):
+                right[name] += int((torch.nn.Sequential(*others)(seen).argmax(1) == ys).sum())
+    lost = (right["plain"] - right["sent"]) / len(y)
+    assert result.rounds[-1].metrics["test_accuracy_lost"] == pytest.approx(lost, abs=0.0021) and lost != 0
+    exact = make_simulator(with_values(Config(), scheme="sfl", arch="cnn-small", rounds=1), data)
+    exact.round(1)
+    assert set(exact.evaluate(x, y)) == {"loss", "accuracy"}
+
+
+def test_operations_of_coding_by_hand():
+    """Of (32, 8, 28, 28): KLT 2 C^2 a place, DCT 2 (28 + 28) a value, 8 a value and 80 a byte; encoding also a Gram
+    matrix, 9 C^3, and a search of 8 times 8 operations on a quarter of the values, with a fifth of making it again."""
+    shape, values, places = (32, 8, 28, 28), 32 * 8 * 28 * 28, 32 * 28 * 28
+    made = 2 * 64 * places + 8 * values + 80 * 32 * 150
+    both = made + 2 * 56 * values
+    again = 64 * values / 4 + 0.2 * made
+    assert codec("transform:150B").work(shape) == pytest.approx((both + 128 * places + 9 * 512 + again, both))
+    step = codec("transform:2.5~150B").work(shape)
+    assert step == pytest.approx((both + 128 * places + 9 * 512, both))

@@ -76,7 +76,7 @@ def test_leaf_names_are_unique_and_dotted_for_schemes():
     assert len(set(names)) == len(names)
     dotted = [name for name in names if "." in name]
     assert dotted == [f"{part}.{key}" for part in SCHEME_SECTIONS for key in SECTIONS[part].__dataclass_fields__]
-    assert dotted[3:6] == ["epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"]
+    assert dotted[4:7] == ["epsl.aggregate", "sfl-gb.rank", "sfl-gb.drop"]
     assert {"lr", "dataset", "channel", "task", "device"} <= set(names)
     changed = with_values(Config(), **{"lr": 0.7, "sfl-gb.drop": 0.3})
     assert {k: v for k, v in leaves(changed).items() if v != leaves(Config())[k]} == {"lr": 0.7, "sfl-gb.drop": 0.3}

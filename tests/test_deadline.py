@@ -8,12 +8,15 @@ import pytest
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.cli.main import main
 from splitcast.cost.clock import time_rounds
 from splitcast.cost.deadline import taking_part
 from splitcast.run.loop import load_data, make_simulator, train
 from splitcast.run.records import RunFolder
+from splitcast.studies.compare import rows
 from splitcast.studies.plan import plan, scenario_of
 from splitcast.studies.report.clients import breakdown
+from splitcast.studies.results import read_rows
 
 CELL = {"clients": 5, "arch": "cnn-small", "batch": 8, "rounds": 4, "eval_every": 2, "fading": "none"}
 FAR = with_values(Config(), **CELL, bandwidth_hz=2e6, distance_m=(40, 400, 80, 1500, 2500))
@@ -61,6 +64,20 @@ def test_a_training_leaves_the_late_out_and_scales_the_others_up(tmp_path):
     parts = breakdown(config, RunFolder(tmp_path / "run").rounds())
     assert parts.mismatch < 1e-9
     assert [n for n in range(5) if parts.joules[n] > 0] == who.tolist()
+
+
+def test_comparisons_and_tables_tell_the_outage(tmp_path, capsys):
+    """A deadline between the seconds of two clients and of one: rounds of one client that is late are missed."""
+    words = f"--arch cnn-small --clients 2 --batch 4 --rounds 3 --deadline-s 1e-9 --out {tmp_path}"
+    main(["compare", "psl", "--quiet", *words.split()])
+    said = capsys.readouterr().out
+    assert "outage" in said and "100.0%" in said
+    (row,) = read_rows(tmp_path)
+    assert row["outage"] == 1 and row["round_median_s"] <= row["round_p95_s"] <= row["seconds"]
+    records = RunFolder(tmp_path / "psl").rounds()
+    assert row["joules"] == pytest.approx(sum(r.metrics["energy_j"] for r in records)) and row["client_mb"] > 0
+    ((found,), (free,)) = (rows({"psl": [records]}, 0.1, deadline_s=s)[1] for s in (records[0].latency_s, 0.0))
+    assert found.outage == sum(r.latency_s > records[0].latency_s for r in records) / 3 and free.outage is None
 
 
 def test_a_resumed_run_leaves_out_the_same_clients(tmp_path):

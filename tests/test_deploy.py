@@ -109,7 +109,7 @@ def equal(there, here, folder):
 
 @pytest.mark.deploy
 @pytest.mark.parametrize("name", SCHEMES)
-def test_ten_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
+def test_rounds_on_flare_equal_the_simulator(lab, name, tmp_path):
     here = train(comparable(CONFIG, name), tmp_path / "run")
     there = RunFolder(lab / name)
     assert equal(there, here, tmp_path / "run")

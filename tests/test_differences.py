@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from resuming import resumes_exactly
+from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.run.loop import make_simulator
 from splitcast.schemes.messages import Ledger
+from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.plan import plan
 from splitcast.training.differences import Differences, as_rows, from_rows, row_shape
 from splitcast.training.weights import TRAINED, Weights
@@ -68,6 +70,24 @@ def test_sites_do_what_the_simulator_does(scheme, sync_codec):
     fp32 = 4 * sim.state.client.travelling()
     model = [m for m in fed.round(8).ledger.messages if m.kind == "model"]
     assert len(model) == 2 and all(m.on_air / (1 if m.broadcast else 3) < 0.5 * fp32 for m in model)
+
+
+HEADED = ["local-loss", "cse-fsl", "fsl-sage"]
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "epsl-cut", "splitfed-v2", *HEADED])
+def test_so_do_those_of_every_scheme_that_averages(scheme):
+    config = settings(scheme, sync_codec="int8", sync_every=2)
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    for t in range(1, 5):
+        assert fed.round(t).ledger.messages == sim.round(t).ledger.messages
+    assert difference(fed, sim) < (1e-4 if scheme in HEADED else 1e-6)  # as above
+
+
+@pytest.mark.parametrize("scheme", ["sl", "cpsl"])
+def test_who_hands_halves_on_refuses(scheme):
+    with pytest.raises(SplitcastError, match=f"sync_codec: 'int8'; {scheme} hands halves on exactly"):
+        make_scheme(settings(scheme, sync_codec="int8"))
 
 
 @pytest.mark.parametrize("sync_codec", ["int4", "transform:5%"])

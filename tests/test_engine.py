@@ -12,6 +12,7 @@ from splitcast.data.batches import draw_batches, participants
 from splitcast.engine import simulator
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
+from splitcast.training import factored
 from splitcast.training.task import Classification
 
 SIZES = [30, 12, 5, 21]
@@ -118,6 +119,20 @@ def test_chunks_change_nothing(name, tau, budget, monkeypatch):
     assert close(run(engine(name, 2, tau)), whole)
 
 
+@pytest.mark.parametrize("values", [{}, {"weight_decay": 0.1}, {"momentum": 0.5}, {"clip_norm": 0.1}])
+@pytest.mark.parametrize("name", ["sfl-ga", "sfl", "fl"])
+def test_weights_that_step_on_the_way_back_are_the_same(name, values, monkeypatch):
+    pulled, original = [], factored.Factors.pull_and_add
+    monkeypatch.setattr(factored.Factors, "pull_and_add", lambda *a, **k: pulled.append(a) or original(*a, **k))
+    whole, large = engine(name, 4, 3, **values), engine(name, 4, 3, **values)
+    expected = run(whole)
+    assert not pulled
+    monkeypatch.setattr(factored, "PIECE", 100)  # not even three of the seven rows
+    assert close(run(large), expected)
+    assert bool(pulled) == (not values.keys() & {"momentum", "clip_norm"})
+    assert large.drift() == pytest.approx(whole.drift(), rel=1e-10)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 @pytest.mark.parametrize("tau", [1, 3])
 def test_one_client_makes_every_split_scheme_plain_sgd(cut, tau):
@@ -145,12 +160,18 @@ class Unusual(nn.Module):
             return linear((x @ self.w).relu(), self.w, self.b)
         if self.kind == "constant input":
             return x + linear(torch.ones_like(self.w), self.w, self.b)
+        if self.kind == "fixed":
+            return linear(linear(x, self.w, self.b).relu(), self.w.detach(), self.b)
         return linear(linear(x, self.w, self.b).relu(), self.w, self.b)
 
 
-@pytest.mark.parametrize("kind", ["scaled", "transposed", "sliced", "tied", "constant input", "used twice"])
+@pytest.mark.parametrize("kind", ["scaled", "transposed", "sliced", "tied", "constant input", "fixed", "used twice"])
 @pytest.mark.parametrize(("name", "tau"), [("psl", 1), ("sfl", 3), ("fl", 3)])
-def test_linear_layers_of_any_kind_are_trained(kind, name, tau):
+@pytest.mark.parametrize("piece", [factored.PIECE, 7])
+def test_linear_layers_of_any_kind_are_trained(kind, name, tau, piece, monkeypatch):
+    monkeypatch.setattr(factored, "PIECE", piece)
+    monkeypatch.setattr(factored, "FEW", 36)
+
     def made():
         torch.manual_seed(4)
         return [Unusual(kind), nn.Flatten(), nn.Linear(24 if kind == "sliced" else 36, CLASSES)]

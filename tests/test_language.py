@@ -4,7 +4,9 @@ import contextlib
 import copy
 import io
 import json
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,20 +16,22 @@ from splitcast.base.codec import FP32
 from splitcast.base.config import Config, LoraConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
-from splitcast.bench.text import memory, peak_bytes, rounds
+from splitcast.bench.text import LLAMA_8B, apart, crowd, memory, peak_bytes, rounds
 from splitcast.cli.main import main
 from splitcast.data.batches import draw_batches
 from splitcast.data.datasets import from_tensors
 from splitcast.engine.simulator import Simulator
-from splitcast.model import make_model
+from splitcast.model import make_model, prepared
 from splitcast.model.lora import LoRA, add_lora
 from splitcast.model.split import SplitModel
 from splitcast.remote.federation import Federation
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Limits
-from splitcast.run.loop import chosen, resolved, train
+from splitcast.run.loop import chosen, most_memory, resolved, train
 from splitcast.run.records import RunFolder
+from splitcast.schemes import schemes
 from splitcast.schemes.schemes import make_scheme
+from splitcast.studies.plan import plan
 from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placement
 from splitcast.training.positions import NextToken, next_tokens
@@ -91,15 +95,18 @@ def distance(ours, theirs):
     return max(float((ours[k] - theirs[k].double()).abs().max()) for k in ours)
 
 
-SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl"]
+SCHEMES = [name for name, scheme in schemes.SCHEMES.items() if scheme.u_shape]
 EXACT = {"uplink_codec": "fp32", "downlink_codec": "fp32", "sync_codec": "fp32", "sfl-gb.rank": 1000}
+EXACT |= {"feature_codec": "fp32", "feature_gradient_codec": "fp32"}
 
 
 @pytest.mark.parametrize("home", [False, True])
 @pytest.mark.parametrize("scheme", [*SCHEMES, "fl"])
 def test_one_client_is_plain_fine_tuning(scheme, home):
     if home and scheme == "fl":
-        with pytest.raises(SplitcastError, match="labels_at_home: fl has no U-shape; choose sfl-ga"):
+        with pytest.raises(
+            SplitcastError, match=f"labels_at_home: fl has no U-shape; choose one of {', '.join(SCHEMES)}"
+        ):
             sim_of(split_of(hf("llama")), [20], scheme=scheme, **AT_HOME)
         return
     module = hf("llama", tie_word_embeddings=True)
@@ -109,6 +116,15 @@ def test_one_client_is_plain_fine_tuning(scheme, home):
         sim.round(t)
     theirs = fine_tuned(adapted(module), [20], 0, (1, 2, 3), tau=2)
     assert distance(trained(sim), theirs) < 1e-5 < distance(start, theirs)
+
+
+def test_the_docs_name_all_schemes_whose_labels_may_stay_at_home():
+    text = Path(__file__).parent.parent.joinpath("docs", "language-models.md").read_text()
+    (listed,) = [line for line in text.splitlines() if line.endswith(" have both.")]
+    assert re.findall("`(.*?)`", listed) == SCHEMES
+    for scheme in schemes.SCHEMES.keys() - SCHEMES:
+        with pytest.raises(SplitcastError, match=f"^labels_at_home: {scheme} has no U-shape"):
+            make_scheme(with_values(Config(), scheme=scheme, **AT_HOME))
 
 
 @pytest.mark.parametrize("home", [False, True])
@@ -216,6 +232,21 @@ def test_a_round_is_timed_in_centralised_steps():
     assert all(row.value > 0 for row in rows.values()) and rows["text.sfl"].unit == "centralised steps"
 
 
+def test_a_process_of_its_own_tells_what_it_cost(tmp_path):
+    """Its own memory, whatever this process has."""
+    held, sizes = torch.ones(2**28), {k: v for k, v in FAMILIES["llama"].items() if k in LLAMA_8B}  # 1 GiB, resident
+    sizes |= {"max_position_embeddings": 600}
+    (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama"}))
+    crowd(arch=f"hf:{tmp_path}/config.json", clients=3)
+    told = apart("planning", sizes=sizes)
+    assert 0.1 < told["gib"] < 1 and told["seconds"] > 0.1 and len(held)
+
+
+@pytest.mark.slow
+def test_eight_billion_parameters_are_planned_in_two_gib():
+    assert apart("planning", sizes=LLAMA_8B)["gib"] < 2
+
+
 def test_memory_is_what_was_allocated_at_once():
     def step():
         first = torch.ones(1000)
@@ -223,6 +254,131 @@ def test_memory_is_what_was_allocated_at_once():
         return torch.ones(500), torch.ones(300)
 
     assert 4000 <= peak_bytes(step) < 4400
+
+
+# sides and precision
+
+ENDS = {"lora.rank": 2, "lora.modules": ("q_proj", "lm_head"), "lora.alpha": 4}
+"""Adapters in the three layers and in the head."""
+
+
+def one_sided(side, sizes=(20,), **values):
+    """A simulator whose adapters are on one side, and the module with the adapters of both."""
+    module, lora = hf("llama"), LoraConfig(rank=2, modules=ENDS["lora.modules"], alpha=4)
+    values = {"local_steps": 2, "dtype": "float64"} | EXACT | ENDS | {"lora.side": side} | values
+    config = with_values(Config(), cut=values.get("cut", 2), labels_at_home=values.get("labels_at_home", False), **ENDS)
+    model = prepared(split_of(module, lora), with_values(config, **{"lora.side": side}))
+    own = copy.deepcopy(module)
+    torch.manual_seed(9)
+    add_lora(own, lora.rank, lora.modules, lora.alpha)
+    return sim_of(model, list(sizes), **values), own.double()
+
+
+@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("side", ["client", "server", "both"])
+def test_adapters_of_one_side(side, home):
+    """Cut 2: the first layer is a client's, and with labels at home the head; the other side never changes."""
+    sim, module = one_sided(side, labels_at_home=home)
+    before = {k: v.clone() for k, v in sim.averaged().items()}
+    on_client = {"0": True, "1": False, "2": False, "head": home}
+    for name, p in module.named_parameters():
+        if p.requires_grad and side != "both":
+            place = "head" if "lm_head" in name else name.split(".")[2]
+            p.requires_grad_(on_client[place] == (side == "client"))
+    kinds = [sim.round(t).ledger.by_kind() for t in (1, 2, 3)]
+    theirs = fine_tuned(module, [20], 0, (1, 2, 3), tau=2)
+    assert len(theirs) == 2 * {"client": 1 + home, "server": 3 - home, "both": 4}[side]
+    assert distance(trained(sim), theirs) < 1e-5
+    after = sim.averaged()
+    changed = {k.split(".", 1)[1] for k, v in after.items() if not torch.equal(v, before[k])}
+    assert changed == theirs.keys()
+    if side == "server":
+        assert not sim.state.client.params and not any("model" in kind for step in kinds for kind in step)
+    if side == "client":
+        assert not sim.state.server.params and "up.model" in kinds[0]
+
+
+def test_adapters_of_one_side_where_clients_have_cuts_of_their_own():
+    """In blocks that are on that side for every client: with cuts 2 and 3 the second layer is on both sides."""
+    for side, layers in (("client", {"1"}), ("server", {"3", "4"})):
+        sim, _ = one_sided(side, sizes=(12, 20), cut=(2, 3))
+        assert {name.split(".")[0] for name in sim.model.initial()} == layers
+        before = {k: v.clone() for k, v in sim.averaged().items()}
+        sim.round(1)
+        changed = {k.split(".")[0] for k, v in sim.averaged().items() if not torch.equal(v, before[k])}
+        assert changed == layers
+
+
+def test_a_plan_of_one_side(described, tmp_path):
+    """What clients train and send: all adapters that they hold, or nothing."""
+    lora = ("--lora.rank", "2", "--lora.modules", "q_proj", "--optimizer", "adamw", "--scheme", "sfl")
+    where = ("--out", str(tmp_path), "--input-shape", "9", *lora, "--lora.side")
+    both, client, server = (planned(described, *where, side)["cuts"] for side in ("both", "client", "server"))
+    assert client == both
+    for cut in server:
+        assert cut["memory"]["optimiser"] == 0 and cut["up_bits"] == 8 * 2 * 3 * 9 * (16 * 4 + 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"lora.side": "left"}, "lora.side: unknown 'left'; choose one of client, server, both"),
+        ({"lora.rank": 0}, "lora.side: 'client', but with lora.rank 0; it needs adapters"),
+        (
+            {"policy": "random"},
+            "lora.side: 'client', but with policy 'random'; it needs adapters, and blocks that stay",
+        ),
+        ({"cut": 1}, "lora.side: 'client' has no layer of lora.modules with cut = 1"),
+    ],
+)
+def test_sides_without_adapters_are_refused(values, said):
+    with pytest.raises(SplitcastError, match=said):
+        prepared(split_of(hf("llama")), with_values(Config(), **{"lora.side": "client", "cut": 2} | ENDS | values))
+    with pytest.raises(SplitcastError, match="lora.side: 'client' needs a cut; give it in the configuration"):
+        SplitModel.from_transformer(hf("llama"), LoraConfig(rank=2, modules=("q_proj",), side="client"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_frozen_matrices_are_halved(kind, recompute):
+    """Kept as bf16: half the memory for almost the same training; adapters and their optimiser stay as they are."""
+    x, y, _ = text([12, 20])
+    modules = ("q_proj", "v_proj") if kind == "llama" else ("c_attn",)
+    data, runs = from_tensors(x, y, x[:8], y[:8], name="noise"), {}
+    for precision in ("fp32", "bf16"):
+        values = {"lora.rank": 2, "lora.modules": modules, "task": "next-token", "scheme": "psl", "cut": 2}
+        values |= {"clients": 2, "batch": 8, "optimizer": "adamw", "lr": 0.01, "rounds": 6, "recompute": recompute}
+        runs[precision] = train(with_values(Config(), **values, precision=precision), dataset=data, model=hf(kind))
+    exact, coarse = (run.engine.state for run in runs.values())
+    for side in ("client", "server"):
+        whole, half = (getattr(state, side).slots[FROZEN] for state in (exact, coarse))
+        matrices = {k for k, v in whole.items() if v.dim() > 1}
+        assert {k for k, v in half.items() if v.dtype == torch.bfloat16} == matrices
+        assert sum(v.nbytes for v in half.values()) < 0.55 * sum(v.nbytes for v in whole.values())  # with vectors
+        moving = [v for slot, values in getattr(coarse, side).slots.items() if slot != FROZEN for v in values.values()]
+        assert moving and all(v.dtype == torch.float32 for v in moving)
+    for a, b in zip(*(run.rounds for run in runs.values()), strict=True):
+        assert b.loss == pytest.approx(a.loss, rel=0.01) and b.kinds == a.kinds
+    assert runs["bf16"].rounds[-1].test_loss == pytest.approx(runs["fp32"].rounds[-1].test_loss, rel=0.01)
+    assert all(p.dtype == torch.float32 for p in runs["bf16"].model().parameters())
+    needs = [most_memory(with_values(Config(), batch=8), run.engine) for run in runs.values()]
+    assert needs[1] < needs[0]
+
+
+def test_a_plan_counts_halved_matrices(described, tmp_path):
+    where = ("--out", str(tmp_path), "--input-shape", "9", "--lora.rank", "2", "--lora.modules", "q_proj")
+    exact, coarse = (planned(described, *where, "--precision", p)["cuts"] for p in ("fp32", "bf16"))
+    layer = 16 * (16 + 8 + 8 + 16 + 3 * 24)
+    for k, (a, b) in enumerate(zip(exact, coarse, strict=True)):
+        assert a["memory"]["weights"] - b["memory"]["weights"] == 2 * (TOKENS * 16 + k * layer)
+        assert a["memory"]["optimiser"] == b["memory"]["optimiser"]
+
+
+def test_sites_have_halved_matrices_too(described):
+    fed, sim = text_sites(described, [12, 20], scheme="sfl", precision="bf16")
+    for t in (1, 2):
+        ours, theirs = fed.round(t), sim.round(t)
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-2)
 
 
 def test_clients_share_what_is_frozen():
@@ -255,11 +411,16 @@ def test_schemes_of_ours_take_formats_for_tokens():
         made = resolved(with_values(config, scheme=scheme, **values)).split
         return made.uplink_codec, made.downlink_codec, made.sync_codec, made.sync_every
 
-    assert formats(text, "sfl-tc") == ("rotated:4+first", "lloyd:2", "int8", 5)
-    assert formats(text, "sfl-tc", cut=9) == formats(text, "sfl-tc", labels_at_home=True) == formats(text, "sfl-tc")
+    assert formats(text, "sfl-tc") == ("lloyd:4", "lloyd:2", "int8", 5)
+    assert formats(text, "sfl-tc", cut=9) == ("lloyd:4+first", "lloyd:4", "int8", 5)
+    assert formats(text, "sfl-tc", labels_at_home=True) == formats(text, "sfl-tc")
     assert formats(text, "sfl-tc", uplink_codec="fp16", sync_every=2) == ("fp16", "lloyd:2", "int8", 2)
-    assert formats(text, "sfl-gb") == ("rotated:4+first", "int8", "int8", 5)
+    assert formats(text, "sfl-gb") == ("lloyd:4", "int8", "int8", 5)
+    assert formats(text, "sfl-gb", cut=2) == ("lloyd:4+first", "int8", "int8", 5)
     assert formats(Config(), "sfl-tc")[0] == "transform:150B"
+    for source in ("spam-assassin", "text-mini", "mail/all.jsonl"):  # texts that are classified have tokens, too
+        assert formats(with_values(Config(), dataset=source), "sfl-tc", cut=2) == formats(text, "sfl-tc", cut=2)
+    assert formats(with_values(Config(), dataset="scans.npz"), "sfl-gb") == formats(Config(), "sfl-gb")
     for scheme in ("sfl", "sfl-ga", "psl", "epsl", "sl"):
         assert formats(text, scheme) == ("auto", "auto", "auto", -1)
         assert {make_scheme(with_values(text, scheme=scheme)).uplink, make_scheme(text).downlink} == {FP32}
@@ -271,17 +432,40 @@ def test_schemes_of_ours_take_formats_for_tokens():
     }
 
 
+def test_what_travels_only_with_labels_at_home_has_formats_of_its_own():
+    """Chosen by sfl-tc on texts, by the cut; else those of the uplink and the downlink; what is named is taken."""
+    home = with_values(Config(), task="next-token", scheme="sfl-tc", labels_at_home=True)
+
+    def formats(**values):
+        split, made = resolved(with_values(home, **values)).split, make_scheme(with_values(home, **values))
+        assert split.feature_codec in ("auto", made.features.name)
+        assert split.feature_gradient_codec in ("auto", made.feature_gradient.name)
+        return made.features.name, made.feature_gradient.name, split.feature_codec
+
+    assert formats() == formats(uplink_codec="fp16", downlink_codec="fp16") == ("lloyd:3", "lloyd:3", "lloyd:3")
+    assert formats(cut=2) == ("lloyd:4", "lloyd:4", "lloyd:4")
+    assert formats(feature_codec="int8", feature_gradient_codec="fp16") == ("int8", "fp16", "int8")
+    assert formats(scheme="sfl-gb") == ("lloyd:4", "int8", "auto")
+    assert formats(scheme="sfl") == ("fp32", "fp32", "auto")
+    assert formats(scheme="psl", uplink_codec="int4", feature_gradient_codec="int8") == ("int4", "int8", "auto")
+    assert "feature_codec" not in chosen(with_values(home, labels_at_home=False))
+    with pytest.raises(SplitcastError, match="^feature_codec: unknown 'int3'"):
+        make_scheme(with_values(home, feature_codec="int3"))
+
+
 @pytest.mark.parametrize("home", [False, True])
-def test_bytes_of_tokens_are_those_of_their_formats(home):
-    """Of 5 rows of 7 tokens in 16 features: the first of each as fp32, 6 as a head of 2 bytes and 16 numbers of 4 bits;
-    gradients as a head and 16 numbers of 2 bits. Adapters, 2 (16 + 16) + 2 (16 + 8) values, are a row of bytes, in
-    every fifth round."""
-    sim = sim_of(split_of(hf("llama")), [12, 20], scheme="sfl-tc", labels_at_home=home, dtype="float32")
-    activations, gradients, adapters = 5 * (64 + 6 * (2 + 8)), 5 * 7 * (2 + 4), 2 + 112
-    step = {"up.smashed": 2 * activations, "down.gradient": 2 * gradients}
-    step |= {"down.features": 2 * activations, "up.feature gradient": 2 * gradients} if home else {"up.labels": 2 * 35}
+@pytest.mark.parametrize("cut", [1, 2])
+def test_bytes_of_tokens_are_those_of_their_formats(home, cut):
+    """Of 5 rows of 7 tokens in 16 features: a token is a head of 2 bytes and 16 numbers of 4 bits. At cut 1 gradients
+    have 2 bits, features and their gradients 3. Beyond it the first of each row goes up as fp32, and adapters,
+    2 (16 + 16) + 2 (16 + 8) values, are a row of bytes, in every fifth round."""
+    sim = sim_of(split_of(hf("llama")), [12, 20], scheme="sfl-tc", cut=cut, labels_at_home=home, dtype="float32")
+    smashed = 5 * (64 + 6 * (2 + 8)) if cut > 1 else 5 * 7 * (2 + 8)
+    beside, adapters = 5 * 7 * (2 + (8 if cut > 1 else 6)), 2 + 112 if cut > 1 else 0
+    step = {"up.smashed": 2 * smashed, "down.gradient": 2 * 5 * 7 * (2 + (8 if cut > 1 else 4))}
+    step |= {"down.features": 2 * beside, "up.feature gradient": 2 * beside} if home else {"up.labels": 2 * 35}
     for t in range(1, 11):
-        sync = {"up.model": 2 * adapters, "down.model": adapters} if t % 5 == 0 else {}
+        sync = {"up.model": 2 * adapters, "down.model": adapters} if t % 5 == 0 and adapters else {}
         assert sim.round(t).ledger.by_kind() == step | sync
     assert all(bool(v.isfinite().all()) for v in sim.averaged().values())
 
@@ -363,6 +547,23 @@ def test_a_device_that_is_too_small_is_refused_with_the_number(described, tmp_pa
         main(["plan", "--arch", described, *where, "--batch", "3", "--client-memory-gb", "1e-6"])
     said = capsys.readouterr().err
     assert f"client_memory_gb: 1e-06 is too little for any cut; at cut 1 a client needs {needs[0]:.3g} GB" in said
+
+
+def test_a_training_that_does_not_fit_is_refused_with_the_number(tmp_path, capsys):
+    quick = with_values(Config(), arch="cnn-small", clients=3, batch=4, rounds=1, cut=2)
+    needs = [row.memory.total / 1e9 for row in plan(quick, draws=1).cuts]
+    enough = with_values(quick, client_memory_gb=[needs[1]] * 3)
+    assert train(enough).summary["client_memory_mb"] == round(1000 * needs[1], 3)
+    said = f"^client_memory_gb: client 2 has 1e-06, but at cut 2 it needs {needs[1]:.3g} GB$"
+    with pytest.raises(SplitcastError, match=said):
+        train(with_values(quick, client_memory_gb=[1, 1, 1e-6]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(SplitcastError, match=f"at cut 3 it needs {needs[2]:.3g} GB"):
+        train(with_values(enough, policy="greedy"))
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--arch", "cnn-small", "--client-memory-gb", "1e-6", "--out", str(tmp_path / "run"), "--quiet"])
+    lines = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and len(lines) == 1 and "client_memory_gb: client 0 has 1e-06" in lines[0]
 
 
 # sites

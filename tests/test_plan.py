@@ -148,6 +148,18 @@ def test_plan_on_the_command_line(capsys, tmp_path, monkeypatch):
     assert "→ all" in shown and max(map(len, shown.splitlines())) <= 80
 
 
+def test_a_cut_that_does_not_fit_is_named_with_what_it_needs(capsys, tmp_path):
+    """Two of the four, by the second least of what they need; also where a terminal has no styles."""
+    main(["plan", *quick_flags("--json", "--out", str(tmp_path))])
+    needs = {row["cut"]: sum(row["memory"].values()) / 1e9 for row in json.loads(capsys.readouterr().out)["cuts"]}
+    room = sorted(needs.values())[1]
+    main(["plan", *quick_flags("--client-memory-gb", str(room), "--out", str(tmp_path))])
+    shown = capsys.readouterr().out
+    for cut, need in needs.items():
+        said = f"ruled out: cut {cut}, needs {need:.3g} GB of the {room:g} GB of a client"
+        assert (said in shown) == (f"✗ {cut}" in shown) == (need > room)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

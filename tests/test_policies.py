@@ -23,8 +23,9 @@ from splitcast.cutting.policies import CutSelector, Situation, best_path, greedy
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
 from splitcast.run.loop import make_simulator, train
-from splitcast.run.records import RunFolder
+from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
+from splitcast.studies.learn import _judged, gamma_weight
 from splitcast.training.task import Classification
 from test_cli import refused
 from test_run import unchained
@@ -339,3 +340,38 @@ def test_costs_of_one_episode_can_be_taken_apart():
     known = make_cut_costs().trace(3)
     assert isinstance(known, EpisodeCosts)
     assert known.gains.shape == (3, 4) and known.cost.shape == (3, 4) and known.move_s.shape == (3, 4, 4)
+
+
+def test_policies_are_told_by_median_and_quantile_too():
+    """Of costs 1 to 5: the 95 % quantile is 4.8."""
+    row = _judged("x", np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones((5, 2), dtype=int), 2.0, make_cut_costs(), 0)
+    assert (row.cost, row.median, row.p95, row.above_best) == (3.0, 3.0, pytest.approx(4.8), 0.5)
+
+
+def trained(path, reached, seconds=2.0, **values):
+    """A run folder whose first test at 50 % is after round ``reached``, in rounds of ``seconds``."""
+    folder = RunFolder(path)
+    folder.create(with_values(QUICK, gamma=(0.5, 1.0, 3.0, 9.0), policy="fixed", rounds=20, stop_at=0.5, **values))
+    rest = {"clients": 4, "loss": 1.0, "up_bytes": 1, "down_bytes": 1, "kinds": {"up.smashed": 1, "down.gradient": 1}}
+    rest |= {"drift": 0.0, "slowest_client": 0, "slowest_part": "uplink", "cut": values["cut"]}
+    for t in range(1, reached + 1):
+        folder.append(RoundRecord(round=t, latency_s=seconds, test_accuracy=0.5 if t == reached else 0.1, **rest))
+    return path
+
+
+def test_the_weight_of_gamma_from_run_folders(tmp_path):
+    """Γ = 0.5, 1 and 3 took 6, 7 and (10 + 12) / 2 rounds, 5 + 2 Γ; of 2, 2, 1 and 3 s: w = 2 · 2 / 5."""
+    rounds = {(1, 0): (6, 2.0), (2, 0): (7, 2.0), (3, 0): (10, 1.0), (3, 1): (12, 3.0)}
+    runs = [trained(tmp_path / f"{cut}-{seed}", *each, cut=cut, seed=seed) for (cut, seed), each in rounds.items()]
+    assert gamma_weight(runs) == gamma_weight(runs, 0.5) == pytest.approx(0.8)
+    assert gamma_weight(runs, gamma=[1.0, 2.0, 6.0, 7.0]) == pytest.approx(0.4), "Γ in other units, w Γ the same"
+    other = trained(tmp_path / "other", 6, cut=4, lr=0.5)
+    for which, target, said in (
+        ([], None, "differ in cut and seed only"),
+        (runs[:1], None, "at least two that differ"),
+        ([*runs, other], None, "differ in cut and seed only"),
+        (runs, 0.9, "never gets to 90 %"),
+    ):
+        with pytest.raises(SplitcastError, match=said) as refused_:
+            gamma_weight(which, target)
+        assert "\n" not in str(refused_.value)

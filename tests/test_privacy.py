@@ -13,15 +13,19 @@ from resuming import resumes_exactly
 from splitcast import Config, SplitModel, train, with_values
 from splitcast.base.codec import FP32
 from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import codec
 from splitcast.cli.main import main
-from splitcast.cost.privacy import ORDERS, gaussian_epsilon
+from splitcast.cost.leakage import Leak, read_leakage, ruled_out, strongest
+from splitcast.cost.privacy import ORDERS, gaussian_epsilon, run_epsilon
+from splitcast.run.loop import load_data, make_simulator
 from splitcast.studies.plan import plan
 from splitcast.studies.privacy import broadcast, labels, tokens
 from splitcast.studies.privacy.attack import attack
 from splitcast.studies.privacy.hijack import hijack
 from splitcast.studies.privacy.measures import feature_distance, mse, psnr, ssim
 from splitcast.studies.privacy.reconstruct import mean_image, network, optimise, pseudo, unsplit
-from splitcast.studies.privacy.view import View, sent
+from splitcast.studies.privacy.view import View, of_engine, sent, view
+from splitcast.studies.report.attacked import attack_document
 from splitcast.training.correlation import distance_correlation
 from splitcast.training.defence import Defence
 from splitcast.training.task import Classification
@@ -130,9 +134,9 @@ def test_a_linear_half_is_inverted():
     torch.manual_seed(3)
     half = nn.Sequential(nn.Flatten(), nn.Linear(64, 80))
     seen = seen_by_server(half, dtype=torch.float64)
-    assert (optimise(seen, 400) - seen.x).abs().max() < 1e-6
+    assert (optimise(seen, [400])[400] - seen.x).abs().max() < 1e-6
     narrow = seen_by_server(nn.Sequential(nn.Flatten(), nn.Linear(64, 6)), dtype=torch.float64)
-    assert (optimise(narrow, 500) - narrow.x).abs().max() > 0.1  # six numbers do not hold an image
+    assert (optimise(narrow, [500])[500] - narrow.x).abs().max() > 0.1  # six numbers do not hold an image
 
 
 def test_an_identity_half_is_read_off_and_heavy_noise_leaves_the_floor():
@@ -141,23 +145,24 @@ def test_an_identity_half_is_read_off_and_heavy_noise_leaves_the_floor():
         half.weight.fill_(1.0)
         half.bias.fill_(0.0)
     open_, floor = seen_by_server(half), seen_by_server(half)
-    assert (optimise(open_, 50) - open_.x).abs().max() < 1e-4
-    learned = ssim(open_.x, network(open_, 150), 1.5).mean()
+    assert (optimise(open_, [50])[50] - open_.x).abs().max() < 1e-4
+    learned = ssim(open_.x, network(open_, [150])[150], 1.5).mean()
     guess = ssim(floor.x, mean_image(floor), 1.5).mean()
     assert learned > 0.9 > guess
     noisy = seen_by_server(half, defence=Defence(noise=100.0))
     torch.manual_seed(0)
-    assert ssim(noisy.x, network(noisy, 100), 1.5).mean() < guess + 0.1
-    assert mse(noisy.x, optimise(noisy, 50)).mean() > 10 * mse(noisy.x, mean_image(noisy)).mean()
+    assert ssim(noisy.x, network(noisy, [100])[100], 1.5).mean() < guess + 0.1
+    assert mse(noisy.x, optimise(noisy, [50])[50]).mean() > 10 * mse(noisy.x, mean_image(noisy)).mean()
 
 
 def test_attackers_who_do_not_know_the_half_beat_the_mean_image():
     torch.manual_seed(1)
     seen = seen_by_server(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()))
     guess = mse(seen.x, mean_image(seen)).mean()
-    assert mse(seen.x, pseudo(seen, 500)).mean() < 0.95 * guess
-    assert mse(seen.x, hijack(seen, 150).samples).mean() < 0.5 * guess
-    alike = torch.corrcoef(torch.cat([unsplit(seen, 200), seen.x]).flatten(1))[: len(seen.x), len(seen.x) :].abs()
+    assert mse(seen.x, pseudo(seen, [500])[500]).mean() < 0.95 * guess
+    assert mse(seen.x, hijack(seen, [150]).looks[150]).mean() < 0.5 * guess
+    made = unsplit(seen, [400])[400]
+    alike = torch.corrcoef(torch.cat([made, seen.x]).flatten(1))[: len(seen.x), len(seen.x) :].abs()
     others = alike[seen.y[:, None] != seen.y]  # scale and shift are anybody's guess: which image it is, is not
     assert alike.diagonal().mean() > others.mean() + 0.1
 
@@ -198,9 +203,36 @@ def test_a_broadcast_of_one_client_is_its_gradient_and_of_many_hides_it():
     assert torch.equal(broadcast.mean(grads[:1]), grads[0])
     full = broadcast.basis(15)(grads)  # all directions: nothing is lost
     assert torch.allclose(full, grads[0], atol=1e-4)
-    alone, truth = broadcast.overhear(seen, 1, broadcast.mean, 200)
-    among, _ = broadcast.overhear(seen, 20, broadcast.mean, 200)
-    assert mse(truth, alone).mean() < mse(truth, among).mean()
+    alone, among = (broadcast.overhear(seen, n, broadcast.mean, [200])[200] for n in (1, 20))
+    assert mse(seen.x, alone).mean() < mse(seen.x, among).mean()
+
+
+@pytest.mark.parametrize(("scheme", "heard"), [("sfl", ""), ("sfl-ga", "mean"), ("sfl-gb", "basis")])
+def test_other_clients_hear_what_a_scheme_broadcasts(scheme, heard):
+    config = with_values(Config(), scheme=scheme, arch="cnn-small", batch=4)
+    data = load_data(config)
+    parts = (data.test_x[:4], data.test_y[:4], data.test_x[4:8], data.test_y[4:8])
+    seen = of_engine(make_simulator(config, data), *parts)
+    names = ["other clients: mean", "other clients: basis"]
+    _, *found = attack(seen, names, effort="quick").rows
+    assert [row.possible for row in found] == [heard == "mean", heard == "basis"]
+
+
+@pytest.mark.parametrize(("scheme", "known"), [("sfl", True), ("sl", True), ("cpsl", True), ("psl", False)])
+def test_a_server_that_averages_or_hands_on_halves_knows_them(scheme, known, tmp_path):
+    config = with_values(SMALL, scheme=scheme)
+    data = load_data(config)
+    seen = of_engine(make_simulator(config, data), *(part[:4] for part in (data.test_x, data.test_y) * 2))
+    found = attack(seen, ["optimise", "unsplit"], effort="quick")
+    assert found.averaged is known
+    assert {row.attack: row.possible for row in found.rows} == {"floor": True, "optimise": known, "unsplit": True}
+    file = tmp_path / "leakage.json"  # what was found where halves are known says something of such schemes only
+    file.write_text(json.dumps(findings(1, "fp32", 0.1) | {"averaged": True}))
+    if known:
+        train(with_values(config, leakage=str(file), rounds=1))
+    else:
+        with pytest.raises(SplitcastError, match="fp32 was never attacked"):
+            train(with_values(config, leakage=str(file), rounds=1))
 
 
 # defences
@@ -273,6 +305,16 @@ def test_epsilon_is_that_of_opacus_and_grows_as_noise_falls():
     assert gaussian_epsilon(0.0, 1.0, 1) == gaussian_epsilon(1.0, 0.0, 1) == math.inf
 
 
+def test_epsilon_of_a_run_is_that_of_a_sample_sent_in_every_step(tmp_path):
+    """Two rounds of three steps: six releases; the same weights sent once through another wire: one."""
+    config = with_values(SMALL, scheme="sfl", local_steps=3, **{"defence.clip": 1.0, "defence.noise": 4.0})
+    train(config, tmp_path)
+    seen = view(tmp_path, 4, 10)
+    assert attack(seen, ["unsplit"], effort="quick").as_json()["epsilon"] == gaussian_epsilon(1.0, 4.0, 6)
+    assert seen.at(1, defence=Defence(clip=1.0, noise=2.0)).epsilon == gaussian_epsilon(1.0, 2.0, 1)
+    assert seen.at(1).epsilon is None and run_epsilon(SMALL, 2) is None
+
+
 def test_epsilon_is_no_less_than_the_exact_one():
     """Balle and Wang, ICML 2018: delta(eps) of one Gaussian release, exactly."""
 
@@ -308,6 +350,13 @@ def test_attack_a_run(tmp_path, capsys):
     assert (run / "attack.png").stat().st_size > 1000 and json.loads((run / "attack.json").read_text()) == found
     main(["verify", str(run)])
     assert "ok" in capsys.readouterr().out
+    shown = attack_document(run)
+    assert shown["labels"] == [[how, share] for how, share in found["labels"].items()] and len(shown["rows"]) == 2
+    text = {"cut": 1, "codec": "fp32", "samples": 4, "correlation": None, "rows": [], "labels": {"tokens": 0.5}}
+    (run / "attack.json").write_text(json.dumps(text))
+    assert attack_document(run)["labels"] == [["tokens", 0.5]]
+    (run / "attack.json").write_text(json.dumps(text | {"labels": {"tokens": 7}}))
+    assert attack_document(run) is None
 
 
 @pytest.mark.parametrize(
@@ -374,6 +423,47 @@ def test_a_plan_keeps_to_what_attacks_allow(tmp_path, capsys):
     assert {r.cut for r in train(with_values(config, policy="greedy")).rounds} <= {2, 4}
 
 
+def test_a_plan_takes_the_best_pair_of_cut_and_codec_that_attacks_allow(tmp_path, capsys):
+    file = tmp_path / "leakage.json"
+    pairs = {(1, "fp32"): 0.9, (1, "int2"): 0.2, (2, "fp32"): 0.2, (2, "int2"): 0.5, (3, "os:getcwd"): 0.0}
+    file.write_text(json.dumps([findings(*pair, ssim) for pair, ssim in pairs.items()]))
+    config = with_values(SMALL, scheme="sfl", leakage=str(file))
+    made = plan(config, draws=3)
+    found = {(row.cut, row.codec): row for row in made.pairs}
+    assert len(made.pairs) == 2 * 4  # a file names formats, no code
+    assert {pair: row.ssim for pair, row in found.items() if row.ssim is not None} == {
+        pair: ssim for pair, ssim in pairs.items() if pair[1] != "os:getcwd"
+    }
+    assert {pair for pair, row in found.items() if row.allowed} == {(1, "int2"), (2, "fp32")}
+    assert found[2, "int2"].leak == "int2 SSIM 0.500 by optimise is above 0.3" and found[2, "int2"].attack == "optimise"
+    alone = {codec: plan(with_values(SMALL, scheme="sfl", uplink_codec=codec), draws=3) for codec in ("fp32", "int2")}
+    costs = {(row.cut, codec): row.objective for codec, each in alone.items() for row in each.cuts}
+    assert {pair: row.objective for pair, row in found.items()} == pytest.approx(costs)
+    best = min([(1, "int2"), (2, "fp32")], key=costs.__getitem__)
+    assert (made.best.cut, made.best.codec) == best == (1, "int2")
+    assert [(row.cut, row.codec) for row in made.cuts[:2]] == [(1, "int2"), (2, "fp32")]
+    asked = plan(with_values(config, uplink_codec="fp32"), draws=3)
+    assert (asked.best.cut, asked.best.codec) == (2, "fp32") and len(asked.pairs) == 4
+    words = ["plan", "--arch", "cnn-small", "--scheme", "sfl", "--draws", "1", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main([*words, "--leakage", str(file), "--max-ssim", "0.1"])
+    err = capsys.readouterr().err
+    assert "leaves no cut (cut 1: fp32 SSIM 0.900" in err and "cut 2: int2 SSIM 0.500" in err
+
+
+def test_tokens_that_were_found_count_where_the_half_is_known(tmp_path):
+    text = {"cut": 1, "codec": "fp32", "rows": [], "labels": {"tokens guessed": 0.1, "tokens": 0.8}, "averaged": True}
+    file = tmp_path / "attack.json"
+    file.write_text(json.dumps(text))
+    assert read_leakage(file) == [Leak(1, "fp32", 0.8, "tokens", averaged=True)]
+    with pytest.raises(SplitcastError, match="cut: 1 is ruled out by .*: fp32 80.0% of the tokens is above 0.3"):
+        train(with_values(SMALL, scheme="sfl", leakage=str(file)))
+    file.write_text(json.dumps(text | {"averaged": False}))
+    assert read_leakage(file) == []  # nobody could mount it
+    with pytest.raises(SplitcastError, match="fp32 was never attacked"):
+        train(with_values(SMALL, scheme="psl", leakage=str(file)))
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{}", "[1]", '[{"cut": "1", "codec": "fp32", "rows": []}]', "[" * 5000])
 def test_a_damaged_file_of_leaks_is_one_line(tmp_path, content):
     file = tmp_path / "leakage.json"
@@ -407,6 +497,7 @@ def test_the_study_attacks_every_training_once(tmp_path, monkeypatch):
     monkeypatch.setattr(privacy, "QUICK", ("sfl", "sfl-ga"))
     monkeypatch.setattr(privacy, "SAMPLES", {False: 4})
     monkeypatch.setattr(privacy, "AUXILIARY", {False: 20})
+    monkeypatch.setattr(privacy, "HELD_OUT", {False: 20})
     study = Study(with_values(SMALL, rounds=2, checkpoint_every=2), (0,), tmp_path, full=False)
     first = privacy.draw(study)
     assert {row["variant"] for row in first.rows} == {"sfl", "sfl-ga"} and {row["cut"] for row in first.rows} == {1, 3}
@@ -415,3 +506,54 @@ def test_the_study_attacks_every_training_once(tmp_path, monkeypatch):
     assert len(json.loads(kept.read_text())) == 4
     made = plan(with_values(SMALL, scheme="sfl", leakage=str(kept), max_ssim=1.0), draws=1)
     assert [row.allowed for row in made.cuts] == [True, False, True, False]  # others were never attacked
+    folder = tmp_path / "mnist-mini"
+    assert (folder / "privacy.md").read_text().count("| sfl") == 2 * 4 and (folder / "privacy-images.png").is_file()
+
+
+def test_leaks_count_for_their_model_defence_and_knowledge_only():
+    leaks = [
+        Leak(1, "fp32", 0.9, "optimise", "cnn", "", True),
+        Leak(1, "fp32", 0.2, "pseudo", "cnn", "", False),
+        Leak(1, "fp32", 0.1, "network", "cnn", "noise 1", True),
+        Leak(1, "fp32", 0.8, "network", "resnet8", "", True),
+    ]
+
+    def why(**same):
+        return ruled_out(strongest(leaks, 1, "fp32", **same), 0.3)
+
+    assert why(arch="cnn", averaged=True) == "SSIM 0.900 by optimise is above 0.3"
+    assert why(arch="cnn", averaged=False) == why(arch="cnn", defence="noise 1", averaged=True) == ""
+    assert why(arch="resnet8", averaged=True) == "SSIM 0.800 by network is above 0.3"
+    assert why(arch="resnet8", averaged=False) == "was never attacked"
+
+
+# the same weights, seen elsewhere
+
+
+def test_sfl_learns_the_same_at_every_cut_so_one_training_shows_all(tmp_path):
+    """What the server sees at cut 3 of a run trained at cut 3, and of the one trained at cut 1 when cut there."""
+    for cut in (1, 3):
+        train(with_values(SMALL, scheme="sfl", cut=cut), tmp_path / str(cut))
+    first, third = (view(tmp_path / str(cut), 4, 10) for cut in (1, 3))
+    moved = first.at(3)
+    assert moved.smashed.shape == third.smashed.shape and float(third.smashed.std()) > 0.01
+    assert torch.allclose(moved.smashed, third.smashed, atol=1e-5)
+    assert moved.accuracy(first.auxiliary, first.auxiliary_y) == third.accuracy(third.auxiliary, third.auxiliary_y)
+    coarse, noisy = first.at(1, codec("int2")), first.at(1, defence=Defence(noise=1.0))
+    assert torch.equal(coarse.smashed, codec("int2").through(first.smashed[None])[0])
+    assert noisy.guard == "noise 1" and float((noisy.smashed - first.smashed).std()) == pytest.approx(1.0, rel=0.1)
+
+
+def test_budgets_are_looks_at_one_attack():
+    seen = seen_by_server(nn.Conv2d(1, 4, 3, padding=1))
+    for method in (unsplit, optimise):
+        both, alone = method(seen, [4, 8]), method(seen, [4])
+        assert list(both) == [4, 8] and torch.equal(both[4], alone[4]) and not torch.equal(both[4], both[8])
+
+
+def test_unsplit_leaves_its_start_though_the_half_has_no_biases():
+    """A half that begins with biases of zero gives zeros, and no gradients, for an image of zeros."""
+    half = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU())
+    nn.init.zeros_(half[0].bias)
+    looks = unsplit(seen_by_server(half), [1, 100])
+    assert (looks[100] - looks[1]).abs().mean() > 0.1

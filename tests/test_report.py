@@ -9,12 +9,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from splitcast.base.config import Config, leaves, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main, parse
 from splitcast.cli.options import TrainOptions
+from splitcast.data.batches import participants
 from splitcast.run.loop import train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.compare import rows
@@ -128,7 +130,36 @@ def test_the_time_of_every_client_adds_up_to_the_recorded_latency(values):
     mean = sum(r.latency_s for r in records) / len(records)
     for n in range(config.data.clients):
         assert sum(seconds[n] for seconds in found.parts_s.values()) == pytest.approx(mean)
+        median, p95 = found.busy_s[n] or (0.0, 0.0)
+        assert 0 <= median <= p95 and 0 <= found.air_j[n] <= found.joules[n]
+    spent = sum(r.metrics["energy_j"] for r in records) / len(records)
+    assert sum(found.joules) == pytest.approx(spent)
+    assert sum(found.air_j) == pytest.approx(sum(r.metrics["energy_air_j"] for r in records) / len(records))
     assert any(found.parts_s["absent"]) == (min(r.clients for r in records) < config.data.clients)
+
+
+def test_quantiles_of_a_client_are_of_the_rounds_it_takes_part_in():
+    """One of two in every round: alone in the cell, a client is busy as long as the round."""
+    config = with_values(TINY, clients=2, participation=0.5, rounds=6)
+    records = train(config).rounds
+    who = [int(participants(config.train, 2, t)[0]) for t in range(1, 7)]
+    assert len(set(who)) == 2
+    for n, found in enumerate(breakdown(config, records).busy_s):
+        seconds = [r.latency_s for r, client in zip(records, who, strict=True) if client == n]
+        assert found == pytest.approx(np.quantile(seconds, (0.5, 0.95)).tolist())
+
+
+def test_the_table_has_outage_joules_and_memory(tmp_path):
+    """Seconds 1.5, 2 and 1.5 with a deadline of 1.8; means over two seeds."""
+    for seed, joules in ((0, 2.0), (1, 4.0)):
+        records = [record(t, latency_s=s, metrics={"energy_j": joules}) for t, s in ((1, 1.5), (2, 2.0), (3, 1.5))]
+        summary = {"client_memory_mb": 7.5}
+        write_run(tmp_path / f"{seed}", with_values(TINY, seed=seed, deadline_s=1.8), records=records, summary=summary)
+    (both,) = document(read_runs([tmp_path]))["runs"]
+    assert (both["outage"], both["joules"], both["memory_mb"]) == (pytest.approx(1 / 3), 9.0, 7.5)
+    (tmp_path / "1" / "summary.json").unlink()
+    (one,) = document(read_runs([tmp_path / "1"]))["runs"]
+    assert (one["outage"], one["joules"], one["memory_mb"]) == (pytest.approx(1 / 3), 12.0, None)
 
 
 def test_rounds_that_the_configuration_does_not_give_are_not_broken_down():
@@ -470,6 +501,10 @@ def test_what_a_chart_shows_switches(browser):
     assert "training loss" in browser.texts("learning")
     browser.find("[data-chart=bytes] [data-value=share]").click()
     assert "share of the data on the air (%)" in browser.texts("bytes")
+    browser.find("[data-chart=clients] [data-value=joules]").click()
+    assert "energy per round (J)" in browser.texts("clients")
+    assert browser.find("[data-chart=clients] .legend").text.split() == ["computing", "sending"]
+    browser.find("[data-chart=clients] [data-value=seconds]").click()
     browser.find("[data-chart=clients] [data-value='2']").click()
     assert "not taking part" in browser.find("[data-chart=clients] .legend").text
     browser.find("#logy").click()
@@ -569,7 +604,9 @@ def test_runs_without_a_round_are_left_out_with_a_word(page, tmp_path):
 def test_what_a_run_lacks_or_adds_does_no_harm(chromium, page, tmp_path):
     content = document(read_runs([page.parent]))
     for run in content["runs"]:
-        for name in ("drift", "test_accuracy", "test_loss", "gamma", "rank", "dropped"):
+        for name in [name for name in run["columns"] if name.startswith("test_")]:
+            del run["columns"][name]
+        for name in ("drift", "gamma", "rank", "dropped"):
             run["columns"].pop(name, None)
         run |= {"value": None, "best": None, "measured": {"parts_s": {"upload": 1.25}, "failures": 2}}
         run["columns"]["wall_s"] = run["columns"]["round_s"]

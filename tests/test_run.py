@@ -2,15 +2,13 @@
 
 import json
 import os
-import random
 import re
-import signal
-import time
 
 import pytest
 import torch
 from torch import nn
 
+from killing import killed_at_random, trained_in_a_child
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, ModelConfig, SplitConfig, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
@@ -84,33 +82,13 @@ def test_models_with_dropout_layers_resume_bit_exactly(tmp_path):
     assert unchained(folder) == unchained(tmp_path / "whole")
 
 
-def trained_in_a_child(config, folder):
-    """A process of its own that trains, from wherever the folder stands."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            train(config, folder, resume=(folder / "config.toml").exists())
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_resume_after_kill_9_at_random_moments(tmp_path):
     config = with_values(QUICK, rounds=60, checkpoint_every=7, eval_every=20)
-    started = time.monotonic()
     train(config, tmp_path / "whole")
-    span, codes = time.monotonic() - started, []
-    for _ in range(10):
-        child = trained_in_a_child(config, tmp_path / "victim")
-        time.sleep(random.uniform(0, span))
-        os.kill(child, signal.SIGKILL)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    killed_at_random(config, tmp_path / "victim", 10)
     last = trained_in_a_child(config, tmp_path / "victim")
     assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
-    assert -signal.SIGKILL in codes and set(codes) <= {0, -signal.SIGKILL}
     assert unchained(tmp_path / "victim") == unchained(tmp_path / "whole")
     assert verify(tmp_path / "victim") == []
 

@@ -90,6 +90,6 @@ def test_a_real_hijack_is_seen():
     rows = IMAGES.train_x[:64], IMAGES.train_y[:64], IMAGES.test_x[:200], IMAGES.test_y[:200]
     seen = of_engine(sim, *rows)
     for steps in (20, 40):
-        got = hijack(seen, steps)
+        got = hijack(seen, [steps])
         told = label_separation(got.gradients, got.labels)
         assert told < label_separation(got.smashed, got.labels) + MARGIN

@@ -15,6 +15,7 @@ import torch
 
 from splitcast import Config, SplitcastError, train, with_values
 from splitcast.base.codec import IGNORE
+from splitcast.base.errors import imports_allowed
 from splitcast.base.sections import DataConfig
 from splitcast.cli.main import main
 from splitcast.data import fetch, load
@@ -348,6 +349,81 @@ def test_bad_input_is_one_line(tmp_path, capsys, more, said):
     said = said.format(tmp_path)
     args = [arg.format(tmp_path) for arg in more]
     assert said in refused(capsys, tmp_path, "train", *QUICK, "--task", "next-token", "--dataset", "text-mini", *args)
+
+
+# Models by name
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A cache of Hugging Face with one model, org/tiny, and no way to fetch another."""
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    stored = tmp_path / "hub" / "models--org--tiny"
+    (stored / "refs").mkdir(parents=True)
+    (stored / "refs" / "main").write_text("a" * 40)
+    (stored / "snapshots").mkdir()
+    folder = words(stored / "snapshots" / ("a" * 40))
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(**TINY, vocab_size=5, eos_token_id=1, architectures=["LlamaForCausalLM"])
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_the_hub_is_that_of_its_folder(hub, tmp_path):
+    (tmp_path / "a.txt").write_text("call me ishmael me call " * 30)
+    losses = []
+    for arch in ("hf:org/tiny", f"hf:{hub}"):
+        config = with_values(Config(), arch=arch, dataset=str(tmp_path / "a.txt"), task="next-token", clients=2)
+        config = with_values(config, sequence_length=8, batch=2, rounds=2, scheme="sfl", text_samples=0)
+        losses.append([record.loss for record in train(config).rounds])
+    assert losses[0] == losses[1] and losses[0][0] < 2
+
+
+@pytest.mark.parametrize("arch", ["hf:org/tiny", "hf:{}"])
+def test_a_plan_reads_no_weights(hub, tmp_path, capsys, arch):
+    """What it says is what it says of the configuration, whether there are weights or not."""
+    (hub / "model.safetensors").unlink()
+    plans = []
+    for name in (arch.format(hub), f"hf:{hub}/config.json"):
+        main(["plan", "--arch", name, "--json", "--draws", "2", "--clients", "2", "--out", str(tmp_path / "p")])
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1] and [cut["cut"] for cut in plans[0]["cuts"]] == [1, 2, 3]
+    assert plans[0]["cuts"][0]["memory"]["weights"] == 4 * 5 * 8
+
+
+def test_models_that_cannot_be_had_are_one_line(hub, tmp_path, capsys, monkeypatch):
+    def said(arch):
+        args = ["--task", "next-token", "--dataset", "text-mini", "--arch", arch]
+        return refused(capsys, tmp_path, "train", *QUICK, *args)
+
+    absent = "arch: hf:org/other is not there; give a folder or a config.json; the cache of Hugging Face has no model"
+    assert absent in said("hf:org/other")
+    (hub / "model.safetensors").unlink()
+    assert "has no model.safetensors; give a folder of transformers" in said("hf:org/tiny")
+    config = json.loads((hub / "config.json").read_text())
+    code = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    (hub / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": code}))
+    (hub / "own.py").write_text("raise SystemExit('run')")
+    (hub / "model.safetensors").write_bytes(b"")
+    assert "makes no CausalLM model" in said("hf:org/tiny")
+
+    class GatedRepoError(Exception):
+        pass
+
+    def gated(name, allow_patterns=()):
+        raise GatedRepoError("401\nask")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", gated)
+    assert "arch: hf:org/other is gated; ask its owners for access on huggingface.co" in said("hf:org/other")
+
+
+def test_a_site_fetches_nothing_unless_its_owner_lets_it(hub):
+    with imports_allowed(["transformers"]), pytest.raises(SplitcastError, match="'huggingface_hub:snapshot_download'"):
+        find_tokenizer("auto", "hf:org/tiny", hub)
+    with imports_allowed(["transformers", "huggingface_hub"]):
+        assert find_tokenizer("auto", "hf:org/tiny", hub).size == 5
 
 
 # Training

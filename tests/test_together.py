@@ -1,16 +1,13 @@
 """BatchNorm, frozen and tied parameters, adapters, AdamW, clipping, a schedule and three local steps, all at once."""
 
 import copy
-import os
-import random
-import signal
-import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from killing import killed_at_random
 from splitcast.base.config import Config, with_values
 from splitcast.base.seeds import stream
 from splitcast.data import Dataset
@@ -96,18 +93,6 @@ def test_all_at_once_is_plain_pytorch(scheme, clip, sizes):
     assert torch.equal(weights_of(sim)["still.weight"], everything().double().still.weight)
 
 
-def trained_in_a_child(config, folder, dataset):
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            train(config, folder, resume=(folder / "config.toml").exists(), dataset=dataset, model=everything())
-            code = 0
-        finally:
-            os._exit(code)
-    return child
-
-
 KINDS = {
     "all": {},
     "adapters": {"lora.rank": 2, "lora.modules": ("still", "head"), "optimizer_state": "local", "sync_every": 2},
@@ -123,16 +108,9 @@ def test_all_at_once_resumes_exactly_after_kill_9(kind, tmp_path):
     config = with_values(
         Config(), scheme="sfl", cut=1, clients=4, batch=6, lr=0.02, participation=0.8, **settings | KINDS[kind]
     )
-    started = time.monotonic()
     whole = train(config, tmp_path / "whole", dataset=dataset, model=everything())
-    span, codes = time.monotonic() - started, []
-    for _ in range(5):
-        child = trained_in_a_child(config, tmp_path / "victim", dataset)
-        time.sleep(random.uniform(0.2, 0.8) * span)
-        os.kill(child, signal.SIGKILL)
-        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    killed_at_random(config, tmp_path / "victim", 5, dataset=dataset, model=everything())
     again = train(config, tmp_path / "victim", resume=True, dataset=dataset, model=everything())
-    assert -signal.SIGKILL in codes and set(codes) <= {0, -signal.SIGKILL}
     assert unchained(tmp_path / "victim") == unchained(tmp_path / "whole")
     assert verify(tmp_path / "victim") == []
     ours, theirs = (result.model().state_dict() for result in (again, whole))

@@ -18,6 +18,7 @@ NAMES = [
     "rotated:4",
     "rotated:2",
     "lloyd:4",
+    "lloyd:3",
     "lloyd:2",
     "lloyd:1",
     "int4+first",
@@ -65,11 +66,11 @@ def test_one_large_feature_is_spread_over_all(n):
 
 
 def test_levels_are_those_of_the_tables():
-    """Max, 1960: two bits +-0.4528, +-1.510 with a mean squared error of 0.1175; four bits 0.009497."""
+    """Max, 1960: two bits +-0.4528, +-1.510 with a mean squared error of 0.1175; three bits 0.03454; four 0.009497."""
     assert Lloyd(1).levels.tolist() == pytest.approx([-math.sqrt(2 / math.pi), math.sqrt(2 / math.pi)])
     assert Lloyd(2).levels.tolist() == pytest.approx([-1.510, -0.4528, 0.4528, 1.510], abs=1e-3)
     x = sample((1, 40, 10_000))
-    for bits, error in ((1, 0.3634), (2, 0.1175), (4, 0.009497)):
+    for bits, error in ((1, 0.3634), (2, 0.1175), (3, 0.03454), (4, 0.009497)):
         assert float((Lloyd(bits).through(x) - x).square().mean()) == pytest.approx(error, rel=0.02)
 
 
@@ -114,6 +115,7 @@ def test_rotated_grids_are_right_on_average(name):
 def test_sizes_by_hand():
     shape = (2, 10, 64)
     assert codec("rotated:4").nbytes(shape) == codec("lloyd:4").nbytes(shape) == 20 * 2 + 640
+    assert codec("lloyd:3").nbytes(shape) == 20 * 2 + 480 and codec("lloyd:3").nbytes((1, 3)) == 2 + 2
     assert codec("lloyd:2").nbytes(shape) == 20 * 2 + 320
     assert codec("lloyd:2+first").nbytes(shape) == 2 * 64 * 4 + 18 * 2 + 18 * 16
     assert codec("lloyd:2+outliers").nbytes(shape) == 3 + 20 * 2 + 320

@@ -12,7 +12,7 @@ from scipy.fft import dctn
 from splitcast.base.entropy import LIMIT, coded, decoded
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
-from splitcast.base.transform import Shape
+from splitcast.base.transform import Shape, Spectrum, _ladder
 
 RATES = ["0.7", "2.5", "40B", "140B", "5%", "0.1%", "4..1@10"]
 SHAPES = [(8, 6, 7, 5), (1, 3, 4, 4), (5, 40), (3, 6, 16), (7,), (2, 2, 3, 4, 5), (0, 4), (4, 0), (1, 1), (300, 2)]
@@ -228,3 +228,15 @@ def test_values_however_large_are_coded_or_sent_as_they_are(scale):
     seen, (size,) = made.measured(x[None])
     assert float((seen[0] / scale - x / scale).square().sum()) <= 0.05 * float((x / scale).square().sum())
     assert size == len(made.encode(x)) <= made.bound(x.shape)
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 7, 7), (16, 40)])
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5])
+def test_a_step_is_found_as_if_all_had_been_tried(shape, share):
+    """Bits fall and errors rise with the step: the first that is coarse enough, by looking at each."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).cumsum(0)
+    spectrum = Spectrum(x, clamped=False)
+    worst = share * float(x.square().sum())
+    for size, goal in ((spectrum.bits, 8 * share * x.numel()), (lambda step: 1 / spectrum.error(step), 1 / worst)):
+        slow = next(k for k in range(-200, 400) if size(_ladder(k)) <= goal)
+        assert spectrum.search(size, goal) == slow

@@ -31,8 +31,10 @@ def solve_cvxpy_energy(
     bandwidth_hz: ArrayLike,
     cpu_flops: ArrayLike,
     seconds_per_j: ArrayLike,
-) -> float:
-    """χ + Σ w_n E_n of one instance at the point that the solver returns, moved into the feasible set.
+    cap_j: ArrayLike | None = None,
+) -> tuple[float, Array]:
+    """χ + Σ w_n E_n of one instance at the point that the solver returns, moved into the feasible set but for caps on
+    E_n, which it meets to its own tolerance; and the E_n (N,) of that point, J.
 
     RuntimeError if it failed.
     """
@@ -45,6 +47,7 @@ def solve_cvxpy_energy(
         for part in (compute_s, compute_j, power_w, seconds_per_j)
     )
     n = w * power / snr
+    share = np.zeros(clients) if cap_j is None else 1 / np.asarray(cap_j, dtype=np.float64)
     equal = np.log1p(clients * snr) / clients
     unit = float((a + tau0 + x / equal + clients * y).max())
     sends, computes, serves = x > 0, tau0 > 0, y > 0
@@ -57,6 +60,8 @@ def solve_cvxpy_energy(
         "log_snr_by_x": np.log(snr / some_x),
         "log_tau0": np.log(np.where(computes, tau0 / unit, 1.0)),
         "k": w * e0 * np.where(computes, tau0 / unit, 0.0) ** 2 / unit,
+        "air_of_cap": share * power / snr * np.where(sends, x, 0.0),
+        "cpu_of_cap": share * e0 * np.where(computes, tau0 / unit, 0.0) ** 2,
         "y": y / unit,
         "sends": sends.astype(float),
         "computes": computes.astype(float),
@@ -66,22 +71,24 @@ def solve_cvxpy_energy(
         model[name].value = value
     solve_clarabel(model["problem"])
     tau, t, b, s = (np.exp(model[name].value) for name in ("log_tau", "log_t", "log_b", "log_s"))
-    return _value(a, x, y, snr, tau0, w * e0, n, tau * unit, t * unit, b, s * unit)
+    chi, spent = _taken(a, x, y, snr, tau0, e0, power / snr, tau * unit, t * unit, b, s * unit)
+    return float(chi + w @ spent), spent
 
 
-def _value(
+def _taken(
     a: Array,
     x: Array,
     y: Array,
     snr: Array,
     tau0: Array,
     joules: Array,
-    n: Array,
+    noise_w: Array,
     tau: Array,
     t: Array,
     b: Array,
     s: Array,
-) -> float:
+) -> tuple[float, Array]:
+    """Seconds χ and joules E_n of a point moved into the feasible set."""
     sends, computes, serves = x > 0, tau0 > 0, y > 0
     b = np.where(sends, b, 0.0)
     b = np.where(sends, b / max(b.sum(), 1e-300), 1.0)
@@ -91,15 +98,15 @@ def _value(
     tau = np.where(computes, np.maximum(tau, tau0), 0.0)
     chi = (a + tau + t + y / phi).max()
     W = np.where(sends, t * b, 1.0)
-    air = np.where(sends, n * W * np.expm1(x / W), 0.0)
+    air = np.where(sends, noise_w * W * np.expm1(x / W), 0.0)
     computing = joules * np.where(computes, tau0 / np.where(computes, tau, 1.0), 0.0) ** 2
-    return float(chi + (air + computing).sum())
+    return float(chi), air + computing
 
 
 @cache
 def _compiled(clients: int) -> dict[str, Any]:
     cp = load_cvxpy()
-    positive = ["a", "n_x", "k", "y", "sends", "computes", "serves"]
+    positive = ["a", "n_x", "k", "air_of_cap", "cpu_of_cap", "y", "sends", "computes", "serves"]
     data: dict[str, Any] = {name: cp.Parameter(clients, nonneg=True) for name in positive}
     data |= {name: cp.Parameter(clients) for name in ("log_x", "log_snr_by_x", "log_tau0")}
     tau, t, b, s, L, z = (cp.Variable(clients) for _ in range(6))
@@ -116,6 +123,7 @@ def _compiled(clients: int) -> dict[str, Any]:
             *energy,
             cp.exp(data["log_x"] - t - b) <= L,
             z - t <= data["log_snr_by_x"],
+            cp.multiply(data["air_of_cap"], cp.exp(z)) + cp.multiply(data["cpu_of_cap"], cp.exp(-2 * tau)) <= 1,
             data["a"] + took <= chi,
             tau >= data["log_tau0"],
             cp.sum(cp.multiply(data["sends"], cp.exp(b))) <= 1,

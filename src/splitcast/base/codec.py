@@ -54,7 +54,8 @@ class Codec(ABC):
         return self
 
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
-        """FLOPs of encoding and of decoding a message, if they are worth a thought."""
+        """Operations of encoding and of decoding a message, if they are worth a thought; the clock takes them for
+        FLOPs. Counted as a processor without vectors would do them."""
         return 0.0, 0.0
 
     def through(self, x: Tensor, draw: Draw | None = None) -> Tensor:
@@ -219,19 +220,28 @@ def pack(levels: Tensor, bits: int) -> Tensor:
     >>> pack(torch.tensor([1, 2, 3, 0, 2], dtype=torch.uint8), bits=2).tolist()
     [57, 2]
     """
-    each = 8 // bits
+    each = 8 // math.gcd(8, bits)  # so many fill whole bytes
+    width = each * bits // 8
     padded = torch.nn.functional.pad(levels, (0, -len(levels) % each)).view(-1, each)
-    packed = padded[:, 0].clone()
+    padded = padded if width == 1 else padded.int()
+    words = padded[:, 0].clone()
     for k in range(1, each):
-        packed |= padded[:, k] << (bits * k)
-    return packed
+        words |= padded[:, k] << (bits * k)
+    if width == 1:
+        return words
+    packed = torch.stack([(words >> (8 * k)) & 255 for k in range(width)], 1).to(torch.uint8)
+    return packed.flatten()[: -(-bits * len(levels) // 8)]
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """The inverse of `pack` for ``count`` integers."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=packed.device)
+    width = bits // math.gcd(8, bits)
+    if width > 1:
+        parts = torch.nn.functional.pad(packed, (0, -len(packed) % width)).view(-1, width).int()
+        packed = (parts << torch.arange(0, 8 * width, 8, device=packed.device)).sum(1, dtype=torch.int32)
+    shifts = torch.arange(0, 8 * width, bits, dtype=packed.dtype, device=packed.device)
     levels: Tensor = (packed[:, None] >> shifts) & (2**bits - 1)
-    return levels.flatten()[:count]
+    return levels.flatten()[:count].to(torch.uint8)
 
 
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -48,14 +48,16 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     """
     spoken = _Spoken.of(levels, sizes)
     changes, steps = _told(spoken.classes)
-    heads = [int(_Spoken.of(part, np.array([len(part)])).classes[0]) if len(part) else 0 for part in (changes, steps)]
+    heads = [_class_of(part) for part in (changes, steps)]
     coder = ans.stack.AnsCoder()
+    of_level = spoken.classes[spoken.group]
+    by_class = np.argsort(of_level, kind="stable")
+    ends = np.cumsum(np.bincount(of_level, minlength=_LAST + 1))
     for own in reversed(_by_class(spoken.classes, sizes)):
         if own.kind <= _SPARSE:
-            mine = spoken.classes[spoken.group] == own.kind
-            _push_sparse(
-                coder, own.kind, own.inside(spoken.at[mine], spoken.group[mine]), spoken.values[mine], own.total
-            )
+            mine = by_class[ends[own.kind - 1] : ends[own.kind]]
+            at = own.inside(spoken.at[mine], spoken.group[mine])
+            _push_sparse(coder, own.kind, at, spoken.values[mine], own.total)
         else:
             _push(coder, own.kind, levels[own.places()])
     for kind, part in zip(reversed(heads), (steps, changes), strict=True):
@@ -118,18 +120,34 @@ class _Spoken(NamedTuple):
             size, some = np.abs(values), count > 0
             sums[some] = np.add.reduceat(size, first[some], dtype=np.int64)
             most[some] = np.maximum.reduceat(size, first[some])
-        classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
+        classes = _classes(sums, most, sizes) if len(at) else np.zeros(len(sizes), np.int64)
+        return _Spoken(at, values, np.repeat(np.arange(len(sizes)), count), classes)
+
+
+def _classes(sums: NDArray[Any], most: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.int64]:
+    """Classes of groups of these sizes, by the sums and the greatest of their |q|."""
+    classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
+    if most.max() >= _REACH:
         shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
         classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
-        classes = np.where(sums > 0, np.minimum(classes, _LAST), 0)
-        return _Spoken(at, values, np.repeat(np.arange(len(sizes)), count), classes)
+    return np.where(sums > 0, classes.clip(1, _LAST), 0)
+
+
+def _class_of(levels: Integers) -> int:
+    """The class of a single group."""
+    if not len(levels):
+        return 0
+    size = np.abs(levels)
+    return int(_classes(size.sum(keepdims=True, dtype=np.int64), size.max(keepdims=True), np.array([len(size)]))[0])
 
 
 def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
     """How classes travel: 1 where groups begin or cease to be silent, and the steps from one class to the next."""
     spoken = classes > 0
-    changes = np.diff(spoken, prepend=False).astype(np.int32)
-    return changes, np.diff(classes[spoken], prepend=_ONE).astype(np.int32)
+    changes = spoken.astype(np.int32)
+    changes[1:] = spoken[1:] != spoken[:-1]
+    steps = classes[spoken].astype(np.int32)
+    return changes, steps - np.concatenate([np.array([_ONE], np.int32), steps[:-1]])[: len(steps)]
 
 
 class _Class(NamedTuple):
@@ -137,6 +155,7 @@ class _Class(NamedTuple):
 
     kind: int
     groups: NDArray[np.intp]
+    sizes: NDArray[Any]
     first: NDArray[np.int64]
     """where each begins among all levels"""
     before: NDArray[np.int64]
@@ -146,8 +165,7 @@ class _Class(NamedTuple):
 
     def places(self) -> NDArray[np.int64]:
         """Of all its levels."""
-        count = np.diff(self.before, append=self.total)
-        return np.repeat(self.first - self.before, count) + np.arange(self.total)
+        return np.repeat(self.first - self.before, self.sizes) + np.arange(self.total)
 
     def inside(self, at: NDArray[Any], group: NDArray[np.intp]) -> NDArray[np.int64]:
         """Places among all levels, in these groups, as places in the class."""
@@ -164,11 +182,16 @@ class _Class(NamedTuple):
 
 def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[_Class]:
     """Every class but the silent one."""
-    starts, found = np.cumsum(sizes, dtype=np.int64) - sizes, []
-    for c in np.flatnonzero(np.bincount(classes, minlength=1)[1:]) + 1:
-        groups = np.flatnonzero(classes == c)
-        ends = np.cumsum(sizes[groups], dtype=np.int64)
-        found.append(_Class(int(c), groups, starts[groups], ends - sizes[groups], int(ends[-1])))
+    order = np.argsort(classes, kind="stable")
+    own, starts = sizes[order], (np.cumsum(sizes, dtype=np.int64) - sizes)[order]
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(own, dtype=np.int64)])
+    count = np.bincount(classes, minlength=1)
+    last, found = np.cumsum(count), []
+    for c in np.flatnonzero(count[1:]) + 1:
+        here = slice(last[c - 1], last[c])
+        before = ends[here] - ends[here.start]
+        total = int(ends[here.stop] - ends[here.start])
+        found.append(_Class(int(c), order[here], own[here], starts[here], before, total))
     return found
 
 
@@ -201,7 +224,8 @@ def _pop(coder: Any, kind: int, count: int) -> Integers:
 def _push_sparse(coder: Any, kind: int, at: NDArray[Any], values: Integers, count: int) -> None:
     """How many of ``count`` are not zero, the zeros before each of them, and what they are: the same bits in fewer
     numbers."""
-    gaps = np.diff(at, prepend=-1).astype(np.int32) - np.int32(1)
+    gaps = at.astype(np.int32)
+    gaps[1:] -= gaps[:-1].copy() + np.int32(1)
     shift = max(0, int(gaps.max()).bit_length() - _GAP_BITS)
     coder.encode_reverse(values + np.int32(_REACH), _nonzero(kind))
     if shift:

@@ -147,8 +147,8 @@ class ModelConfig:
 
     arch: Text = "cnn"
     """cnn (the paper's), cnn-small, resnet8, resnet18; for texts gpt-small, smollm2 (`splitcast data get smollm2`); of
-    transformers hf:FOLDER (with its weights), hf:CONFIG.json (fresh weights); timm:NAME; or module:function building
-    your model from (input_shape, classes)."""
+    transformers hf:NAME, hf:FOLDER (with weights), hf:CONFIG.json (fresh weights); timm:NAME; or module:function
+    building your model from (input_shape, classes). A NAME is one of huggingface.co, or in its cache here."""
     batch_norm: Text = "local"
     """BatchNorm: local (each client's own batch), frozen (running statistics used and kept), group (GroupNorm)."""
     task: Text = "classification"
@@ -166,6 +166,8 @@ class LoraConfig:
     """Linear layers that get one, by the end of their names, as in q_proj,v_proj."""
     alpha: NonNegative = 0.0
     """Adapters are scaled by alpha / rank; 0: by 1."""
+    side: Text = "both"
+    """Whose blocks get them: client, server or both. Of one side they are in blocks that are there for every client."""
 
 
 @section
@@ -178,17 +180,25 @@ class SplitConfig:
     cut: Cut = 1
     """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
     labels_at_home: bool = False
-    """Labels stay with the clients, who hold the last block too (U-shape); of sfl-ga, sfl, psl, epsl, sfl-gb, sl."""
+    """Labels stay with the clients, who hold the last block too (U-shape). A scheme that has none is refused with those
+    that do."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
     """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, on
     texts 5, else 1)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
     error, 4..2@100 over 100 rounds), for tokens rotated:4 or lloyd:2, also with +first or +outliers, or
-    module:function. auto: fp32; of sfl-gb int2 up to cut 2, else int8; of it and sfl-tc on texts rotated:4+first."""
+    module:function. auto: fp32; of sfl-gb int2 up to cut 2, else int8; of it and sfl-tc on texts lloyd:4, with
+    +first beyond cut 1."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: fp32; of sfl-gb int8; of sfl-tc
-    on texts lloyd:2."""
+    on texts lloyd:2 at cut 1, else lloyd:4."""
+    feature_codec: Text = "auto"
+    """With labels at home, format of the features that go down. auto: that of the uplink; of sfl-tc on texts lloyd:3 at
+    cut 1, else lloyd:4."""
+    feature_gradient_codec: Text = "auto"
+    """With labels at home, format of their gradients, which go up. auto: that of the downlink; of sfl-tc on texts
+    lloyd:3 at cut 1, else lloyd:4."""
     sync_codec: Text = "auto"
     """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
     with what rounding leaves over added to the next. auto: fp32; of sfl-gb and sfl-tc on texts int8."""
@@ -372,7 +382,7 @@ class TrainConfig:
     """Probability that a chosen client fails in a round; at least one stays."""
     deadline_s: NonNegative = 0.0
     """Simulated seconds after which a round ends: clients that cannot be done by then are left out of it; at least one
-    stays. 0: a round ends with its slowest client."""
+    stays. With `wait_for` they go on and count in a later round. 0: a round ends with its slowest client."""
     wait_for: CountOrNone = 0
     """A round ends when so many clients have delivered, K, however long ago they began; 0: when all have."""
     staleness: NonNegative = 0.5
@@ -397,7 +407,7 @@ class TrainConfig:
     """float32, or float64 to check arithmetic."""
     precision: Text = "fp32"
     """Numbers of the passes: fp32, or bf16 where torch's autocast takes them. Weights, gradients, losses and what
-    travels stay float32."""
+    travels stay float32, but for the frozen matrices of a model with adapters: they are kept as bf16."""
     recompute: bool = False
     """Clients keep what enters a block instead of all its activations, and run it again on the way back (gradient
     checkpointing): less memory for one more forward pass."""
@@ -430,12 +440,15 @@ class NetworkConfig:
     client_flops_per_s_range: Speeds = ()
     """Draw each client's speed uniformly from `low high` instead."""
     client_memory_gb: Numbers = ()
-    """Memory of the clients: a cut that needs more is refused (`plan`). Default: no limit."""
+    """Memory of the clients: a cut that needs more is refused. Default: no limit."""
     kappa: Annotated[float, Field(ge=1e-40, le=1, allow_inf_nan=False)] = 1e-28
     """Energy of the clients' CPUs: a cycle at f FLOP/s takes kappa f^2 joules."""
     energy_weight: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
     """Seconds that a joule of a client is worth in P1. Above 0, clients send with less power and compute more slowly
     where that pays; at 0, both are at their maxima."""
+    energy_cap_j: Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)] = 0.0
+    """Joules that a client may spend in a round, at most: it sends with less power and computes more slowly to stay
+    within them. 0: no limit."""
     radius_m: Metres = 500.0
     """Clients are spread evenly over a disc of this radius around the server."""
     min_distance_m: Metres = 10.0

@@ -144,7 +144,7 @@ class Rotated(Codec):
     @staticmethod
     def on_levels(text: str, field: str = "codec") -> "Rotated":
         """lloyd:BITS, without the first part."""
-        return Rotated(Lloyd(_bits("lloyd", text, field, ("4", "2", "1"))), f"lloyd:{text}")
+        return Rotated(Lloyd(_bits("lloyd", text, field, ("4", "3", "2", "1"))), f"lloyd:{text}")
 
     def nbytes(self, shape: Sequence[int]) -> int:
         return self.inner.nbytes(shape)

@@ -53,6 +53,12 @@ LARGEST = 2.0**50
 """Values beyond travel as they are, so that arithmetic on the others is finite: sums of squares are."""
 SEARCHED = 8
 """Samples on which a step is searched."""
+CODER = 80.0
+"""Operations of the entropy coder for a byte: about 1.3 levels, each with the zeros before it, two numbers of 30."""
+PROBES, PROBE = 8.0, 8.0
+"""Steps that are tried in a search, and operations of each for a value."""
+SCALE_BITS = 2
+"""About what telling the scale of a group takes."""
 EXPECTED_BITS = 0.2
 """Bits per value that plans expect where only data can tell; about what step 2.5 takes on the paper's CNN at cut 1."""
 RAW, CODED, CLAMPED = 0, 1, 3
@@ -176,10 +182,19 @@ class Transform(Codec):
         return 1 + 4 * values if values else 0
 
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
-        lay = Shape.of(shape)
+        """Both ways KLT and DCT as multiply-adds, 8 operations a value for levels and their places, and `CODER` for
+        every byte. Encoding learns the KLT (a Gram matrix, and 9 C^3 for its eigenvectors); unless the step is given,
+        it is searched by `PROBES` times `PROBE` operations a value on some of the samples, and one message in five is
+        made twice."""
+        lay, values = Shape.of(shape), float(math.prod(shape))
         turn = 2.0 * lay.channels**2 * lay.places if lay.klt else 0.0
-        both = turn + lay.channels * lay.places * (2.0 * (lay.height + lay.width) + 8.0)
-        return both + turn + (9.0 * lay.channels**3 if lay.klt else 0.0), both
+        made = turn + 8.0 * values + CODER * self.nbytes(shape)
+        both = made + 2.0 * (lay.height + lay.width) * values if lay.height * lay.width > 1 else made
+        learned = turn + 9.0 * lay.channels**3 if lay.klt else 0.0
+        searched = 0.0
+        if self.rate.by != "step":
+            searched = PROBES * PROBE * values * min(1.0, SEARCHED / max(1, lay.samples)) + 0.2 * made
+        return both + learned + searched, both
 
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         return torch.frombuffer(bytearray(self._sent(x)[0]), dtype=torch.uint8) if x.numel() else EMPTY
@@ -225,14 +240,17 @@ class Transform(Codec):
             return spectrum.message(self.value)
         if self.rate.by == "bytes":  # the finest step that fits, from the coarse side of an estimate
             budget = self.value * x.shape[0]
-            at = spectrum.search(lambda step: spectrum.bits(step) <= 8 * budget)
-            for k in range(at, at + MOST_TRIALS):
-                found = spectrum.message(_ladder(k))
+            at = spectrum.search(spectrum.bits, 8 * budget)
+            found = None
+            for step in map(_ladder, range(at, at + MOST_TRIALS)):
+                if spectrum.bits(step) + spectrum.column_bits(step) > 8 * budget:
+                    continue
+                found = spectrum.message(step)
                 if found and len(found[0]) <= budget:
                     return found
             return found
         worst = self.value * float(x.double().square().sum())
-        at = spectrum.search(lambda step: spectrum.error(step) > worst) - 1  # the coarsest that is good enough
+        at = spectrum.search(lambda step: 1 / (spectrum.error(step) + _LEAST), 1 / (worst + 2 * _LEAST)) - 1
         for k in range(at, at - MOST_TRIALS, -1):
             found = spectrum.message(_ladder(k))
             if not found or float((spectrum.seen(found[1]) - x).double().square().sum()) <= worst:
@@ -241,15 +259,19 @@ class Transform(Codec):
 
 
 class Spectrum:
-    """The coefficients of a message, before their quantisation."""
+    """The coefficients of a message, before their quantisation; the DCT comes first here, since KLT and DCT commute."""
 
     def __init__(self, x: Tensor, *, clamped: bool) -> None:
         self.shape, self.lay, self.clamped = x.shape, Shape.of(x.shape), clamped
-        self.rows = _rows(x, self.lay)
+        self.known: dict[float, float] = {}
+        """bits of the steps that were tried"""
+        turned = _turned(_rows(x, self.lay), self.lay, forward=True).view(self.lay.channels, -1, self.lay.samples)
+        self.rows = turned.index_select(1, torch.from_numpy(_rings(self.lay).order)).view(self.lay.channels, -1)
         self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
         if self.lay.klt:
-            found = torch.linalg.eigh(self.rows @ self.rows.T / self.lay.places)
-            self.energies, self.vectors = found.eigenvalues.flip(0), found.eigenvectors.flip(1)
+            gram = (self.rows @ self.rows.T / self.lay.places).double()  # in single, solvers fail on dead channels
+            energies, vectors = (part.to(x.dtype) for part in torch.linalg.eigh(gram))
+            self.energies, self.vectors = energies.flip(0), vectors.flip(1)
 
     def message(self, step: float) -> tuple[bytes, Parts] | None:
         """The message of this step, and what it says; None where a level would be too large."""
@@ -257,21 +279,20 @@ class Spectrum:
         if step < 2.0**-100:
             return None
         lay, exponents, columns = self.lay, np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
-        rows = self.rows
         if lay.klt:
-            fine = (FINE / step * self.energies.clamp(min=2.0**-100).sqrt()).log2().round().clamp(2, 8)
+            fine = self._fine(step)
             exponents = fine.to(torch.int32).numpy()
             columns = (self.vectors * fine.exp2()).round().T.to(torch.int32).numpy()
-            rows = _orthonormal(exponents, columns).T @ rows
-        spread = _turned(rows, lay, forward=True).div_(step)
-        low, high = (float(v) for v in torch.aminmax(spread))
-        if max(-low, high) >= LIMIT - 1:
+            spread = _orthonormal(exponents, columns).div_(step).T @ self.rows
+        else:
+            spread = self.rows / step
+        largest = torch.maximum(spread.amax(1), -spread.amin(1))
+        if float(largest.max()) >= LIMIT - 1:
             return None
-        levels = _quantised(spread).view(lay.channels, -1, lay.samples).numpy().take(_rings(lay).order, axis=1)
         if lay.klt:
-            used = np.flatnonzero(levels.reshape(lay.channels, -1).any(1))
-            kept = int(used[-1]) + 1 if len(used) else 0
-            exponents, columns, levels = exponents[:kept], columns[:kept], levels[:kept]
+            kept = _spoken(largest)
+            exponents, columns, spread = exponents[:kept], columns[:kept], spread[:kept]
+        levels = _quantised(spread).view(-1, lay.height * lay.width, lay.samples).numpy()
         parts = Parts(step, self.clamped, exponents, columns, levels)
         return _packed(parts, lay), parts
 
@@ -279,45 +300,80 @@ class Spectrum:
         """What is decoded of a message."""
         return _rebuilt(parts, self.lay, self.shape)
 
+    def _fine(self, step: float) -> Tensor:
+        """e_k of all channels."""
+        return (FINE / step * self.energies.clamp(min=2.0**-100).sqrt()).log2().round().clamp(2, 8)
+
     # on some of the samples, with an exact KLT: what a step costs and what it loses, about
 
-    def search(self, coarse: Callable[[float], bool]) -> int:
-        """The first step of the ladder for which ``coarse`` holds, which holds for all after it."""
-        top = math.ceil(RUNGS * math.log2(float(self.some.abs().max().clamp(min=2.0**-100)))) + RUNGS
-        low, high = top - 20 * RUNGS, top
+    def search(self, size: Callable[[float], float], goal: float) -> int:
+        """The first step of the ladder at which ``size``, nearly a power of the step and falling, is at most this."""
+        top = math.ceil(RUNGS * math.log2(float(self.peaks.max().clamp(min=2.0**-100)))) + RUNGS
+        low, high, above, below = top - 20 * RUNGS, top, 0.0, 0.0  # sizes just before low, and at high
+        middle, probes = top - 4 * RUNGS, 0
         while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if coarse(_ladder(middle)) else (middle + 1, high)
+            found, probes = size(_ladder(middle)), probes + 1
+            if found > goal:
+                low, above = middle + 1, found
+            else:
+                high, below = middle, found
+            if not above:  # nothing too fine yet: two octaves on
+                middle = max(low, high - 2 * RUNGS)
+                continue
+            share = 0.5
+            if below > 0 and probes < INTERPOLATED:
+                share = math.log(above / goal) / math.log(above / below)
+            middle = min(high - 1, low + int(share * (high - low)))
         return low
 
     @cached_property
     def some(self) -> Tensor:
-        """(C, H W, a few samples), ring after ring."""
+        """Sizes of coefficients (C, H W, a few samples), ring after ring."""
         lay = self.lay
         every = -(-lay.samples // SEARCHED)
         rows = self.rows.view(lay.channels, -1, lay.samples)[:, :, ::every]
-        few = lay._replace(samples=rows.shape[2])
-        rows = rows.reshape(lay.channels, -1)
-        spread = _turned(self.vectors.T @ rows if lay.klt else rows, few, forward=True)
-        return spread.view(lay.channels, -1, few.samples)[:, torch.from_numpy(_rings(lay).order)]
+        flat = rows.reshape(lay.channels, -1)
+        return (self.vectors.T @ flat if lay.klt else flat).abs().view(rows.shape)
+
+    @cached_property
+    def peaks(self) -> Tensor:
+        """The largest of each channel (C,)."""
+        return self.some.flatten(1).amax(1)
 
     def bits(self, step: float) -> float:
-        """Bits of the message."""
-        share = self.lay.samples / self.some.shape[2]
-        levels = _quantised(self.some / step).abs().flatten().numpy()
-        sizes = _sizes(self.lay._replace(samples=self.some.shape[2]), self.lay.channels)
-        sums = np.add.reduceat(levels, np.cumsum(sizes) - sizes, dtype=np.float64)
-        return share * ideal_bits(sums, sizes)
+        """Bits of the levels, and of their scales."""
+        if step not in self.known:
+            self.known[step] = self._bits(step)
+        return self.known[step]
+
+    def _bits(self, step: float) -> float:
+        kept = _spoken(self.peaks / step)
+        if not kept:
+            return 0.0
+        some = self.some[:kept]
+        sizes = _sizes(self.lay._replace(samples=some.shape[2]), len(some))
+        sums = np.add.reduceat(_quantised_sizes(some, step).flatten().numpy(), np.cumsum(sizes) - sizes)
+        return self.lay.samples / some.shape[2] * ideal_bits(sums, sizes) + SCALE_BITS * np.count_nonzero(sums)
+
+    def column_bits(self, step: float) -> float:
+        """Bits of the columns of the KLT."""
+        if not self.lay.klt:
+            return 0.0
+        columns = (self.vectors * self._fine(step).exp2())[:, self.peaks + OFFSET * step >= step]
+        return ideal_bits(columns.abs().sum(0).numpy(), np.full(columns.shape[1], self.lay.channels))
 
     def error(self, step: float) -> float:
         """Squared error of the message."""
         share = self.lay.samples / self.some.shape[2]
-        lost = self.some - step * _quantised(self.some / step)
+        lost = self.some - step * _quantised_sizes(self.some, step)
         return share * float(lost.double().square().sum())
 
 
 RUNGS = 16
 """Steps to the octave among which one is searched."""
+INTERPOLATED = 5
+"""Steps tried where a power of the step would be; then halves."""
+_LEAST = 2.0**-500
 MOST_TRIALS = 12 * RUNGS
 
 
@@ -325,9 +381,20 @@ def _ladder(k: int) -> float:
     return float(2.0 ** (k / RUNGS))
 
 
+def _spoken(largest: Tensor) -> int:
+    """Channels up to the last with a level other than zero, of the largest size of each, in steps."""
+    used = np.flatnonzero(largest.numpy() + OFFSET >= 1)
+    return int(used[-1]) + 1 if len(used) else 0
+
+
 def _quantised(spread: Tensor) -> Tensor:
     """sign(x) floor(|x| + OFFSET), as int32"""
     return torch.add(spread, spread.sign(), alpha=OFFSET).to(torch.int32)  # which rounds towards zero
+
+
+def _quantised_sizes(sizes: Tensor, step: float) -> Tensor:
+    """floor(x / step + OFFSET) of x >= 0, as int32"""
+    return torch.mul(sizes, 1 / step).add_(OFFSET).to(torch.int32)
 
 
 def _rows(x: Tensor, lay: Shape) -> Tensor:

@@ -1,11 +1,12 @@
 """A cut for every client: how far from its bound the plan is, and how long it takes.
 
 Fleets in the paper's cell, one round of fading each; speeds are uniform in a range. Gaps are of the paper's CNN (4
-cuts), times of one with a further block (5 cuts).
+cuts), times of one with a further block (5 cuts). Where joules have a price, it is a second each.
 """
 
 import statistics
 import time
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -19,7 +20,8 @@ from splitcast.model.split import SplitModel
 from splitcast.studies.per_client import menu_of
 from splitcast.studies.plan import scenario_of
 
-SCHEMES = ("sfl", "psl", "sfl-ga")
+SCHEMES = ("sfl", "psl", "sfl-ga", "epsl-cut", "local-loss", "psl-personal", "sglr", "cpsl", "sl")
+"""All that take a cut for every client and have settings for it; those of `sfl-gb` come from one cut"""
 CELLS = [(band, speeds) for band in (1, 5, 20) for speeds in ((1, 10), (0.1, 10))]
 """MHz and GFLOP/s, one after the other"""
 
@@ -29,16 +31,22 @@ def bench_assign(repeats: int) -> list[Row]:
     models, rows = {4: build("cnn", (1, 28, 28), 10, seed=0), 5: deeper()}, list[Row]()
     for n in (10, 100):
         for scheme in SCHEMES:
-            gaps, seconds = list[float](), list[float]()
+            gaps, joules, seconds = list[float](), list[float](), list[float]()
             for seed in range(repeats):
-                gaps.append(assign(fleet(models[4], scheme, n, seed)).gap)
+                menu = fleet(models[4], scheme, n, seed)
+                gaps.append(assign(menu).gap)
+                if n == 10:
+                    joules.append(assign(replace(menu, seconds_per_j=1.0)).gap)
                 menu = fleet(models[5], scheme, n, seed)
                 start = time.process_time()
                 assign(menu)
                 seconds.append(time.process_time() - start)
                 tell(f"plans of {scheme}, {n} clients", seed + 1, repeats)
             case = f"assign.{scheme}_n{n}"
-            rows += [Row(f"{case}.gap", 100 * statistics.median(gaps), "%"), Row(f"{case}.worst", 100 * max(gaps), "%")]
+            for name, found in (("", gaps), ("joules_", joules)):
+                if found:
+                    rows.append(Row(f"{case}.{name}gap", 100 * statistics.median(found), "%"))
+                    rows.append(Row(f"{case}.{name}worst", 100 * max(found), "%"))
             rows.append(Row(f"{case}.time", 1e3 * statistics.median(seconds), "ms of CPU"))
     return rows
 

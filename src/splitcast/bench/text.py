@@ -1,13 +1,21 @@
-"""What splitting costs a language model: a round against a centralised step, and the memory of a client against that of
-the whole model. SmolLM2-135M with adapters of rank 8, four clients, rows of 128 tokens.
+"""What splitting costs a language model: a round against a centralised step, the memory of a client against that of the
+whole model, and that of a process which simulates sixteen clients. SmolLM2-135M with adapters of rank 8, four clients,
+rows of 128 tokens. And what a plan of a model of eight billion parameters costs.
 
 A centralised step is plain PyTorch: the model of transformers with the same adapters, AdamW, all clients' rows in one
 batch. A round of `sfl` runs the same tokens. Memory is what is held, weights and state of the optimiser, and the most
-that a step has allocated at any time beside it, as torch's profiler tells.
+that a step has allocated at any time beside it, as torch's profiler tells; of a process, the most pages that it had.
 """
 
-from collections.abc import Callable
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,10 +26,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from splitcast.base.config import Config, with_values
 from splitcast.bench.rows import Row, interleaved_medians
-from splitcast.cost.memory import client_memory
+from splitcast.cost.memory import DEVICES, client_memory
 from splitcast.engine.simulator import Simulator
 from splitcast.model import make_model
+from splitcast.model.hub import PLANNED_LENGTH
 from splitcast.model.split import SplitModel
+from splitcast.studies.plan import plan
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import Pass
 from splitcast.training.placement import Placement, Segment
@@ -41,12 +51,22 @@ CONFIG = with_values(
     cut=CUT,
     **{"lora.rank": 8, "lora.modules": ("q_proj", "v_proj")},
 )
+LLAMA_8B = {"vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+LLAMA_8B |= {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192}
 
 
 def text(repeats: int) -> list[Row]:
     """Every figure of `splitcast bench text`."""
     model = make_model(CONFIG, (LENGTH,), 2, torch.int64)
-    return [*rounds(model, repeats), *memory(model)]
+    made = [*rounds(model, repeats), *memory(model)]
+    del model
+    crowd, planning = apart("crowd", arch=CONFIG.model.arch, clients=16), apart("planning", sizes=LLAMA_8B)
+    return [
+        *made,
+        Row("text.memory.16_clients", crowd["gib"], "GiB"),
+        Row("text.plan_8b", planning["seconds"], "s of a core"),
+        Row("text.plan_8b.memory", planning["gib"], "GiB"),
+    ]
 
 
 def rounds(model: SplitModel, repeats: int) -> list[Row]:
@@ -128,3 +148,43 @@ def peak_bytes(step: Callable[[], object]) -> int:
     events: Any = seen.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     return int(np.cumsum([size for _, size in changes]).max(initial=0))
+
+
+def crowd(arch: str, clients: int) -> None:
+    """Two rounds of so many clients with a row each."""
+    config = with_values(CONFIG, arch=arch, clients=clients, batch=1)
+    model = make_model(config, (LENGTH,), 2, torch.int64)
+    classes = model.smashed_shape(model.depth)[-1]
+    x = torch.randint(0, classes, (clients, LENGTH), generator=torch.Generator().manual_seed(0))
+    config = with_values(config, cut=min(CUT, model.depth - 1))
+    simulator = Simulator(config, model, NextToken(classes), x, next_tokens(x), np.split(np.arange(clients), clients))
+    for t in (1, 2):
+        simulator.round(t)
+
+
+def planning(sizes: Mapping[str, int]) -> None:
+    """All cuts of a Llama of these sizes, for four laptops."""
+    about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes}
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "config.json")
+        file.write_text(json.dumps(about))
+        laptop = {"client_memory_gb": DEVICES["laptop"].memory_gb, "client_flops_per_s": DEVICES["laptop"].flops_per_s}
+        config = with_values(CONFIG, arch=f"hf:{file}", batch=1, cut=1, **laptop)
+        model = make_model(config, (PLANNED_LENGTH,), 2, torch.int64, shapes_only=True)
+        plan(config, 20, model, classes=sizes["vocab_size"])
+
+
+def apart(work: str, **given: Any) -> dict[str, float]:
+    """Processor seconds and the most GiB of a process of its own that runs a function of this module."""
+    code = f"from {__name__} import {work}, tell_costs; {work}(**{given!r}); tell_costs()"
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
+    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def tell_costs() -> None:
+    """Print what this process has cost; its memory is known on Linux only."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peak = next((float(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM")), math.nan)
+    print(json.dumps({"seconds": time.process_time(), "gib": peak}))

@@ -135,9 +135,7 @@ def learn(options: LearnOptions) -> None:
 def reproduce(options: ReproduceOptions) -> None:
     from splitcast.cli.show_reproduce import run_reproduction
 
-    run_reproduction(
-        options.figures, options.dataset, options.quick, options.full, options.seeds, options.out, options.output
-    )
+    run_reproduction(options)
 
 
 def report(options: ReportOptions) -> None:
@@ -184,7 +182,7 @@ def export(options: ExportOptions) -> None:
 def profile(options: ProfileOptions) -> None:
     from splitcast.cli.show import print_profile
     from splitcast.model import build
-    from splitcast.model.split import as_rows
+    from splitcast.model.profile import as_rows
 
     model = build(options.arch, options.input_shape, options.classes, seed=0)
     if options.json:

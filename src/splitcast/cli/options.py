@@ -163,16 +163,20 @@ class ReproduceOptions:
     shared; a reproduction that was stopped goes on where it was."""
 
     figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """fig3 fig4 fig5 fig6 fig7 fig8 scalability settings; of ours basis depth bandwidth ablation privacy bytes policies
-    blockage per-client fleet waiting; or all."""
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability rate settings; of ours basis depth bandwidth ablation privacy bytes
+    policies blockage per-client fleet waiting; or all."""
     dataset: str = ""
     """With --full: mnist (the default), fashion-mnist or cifar10."""
+    partition: str = "iid"
+    """iid, or shards: two classes per client. Its figures and claims are kept apart."""
     quick: bool = False
     """Embedded data and short trainings: minutes."""
     full: bool = False
     """The paper's sizes: hours."""
     seeds: int = 0
     """Trainings per curve. Default: 3 with --full, 2 with --quick."""
+    eval_samples: int = 0
+    """Test along the way on so many test samples, the same ones in all trainings; the last test is of all. 0: all."""
     out: Path = Path("runs/reproduce")
     """Folder for trainings and, under the data set's name, figures (PNG, SVG, CSV), claims.md and claims.json."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)
@@ -199,7 +203,7 @@ class AttackOptions:
     """Run folder."""
     attacks: tuple[str, ...] = ()
     """Only these: network, optimise, unsplit, pseudo, hijack, ... Default: all."""
-    samples: int = 64
+    samples: int = 32
     """Samples of the victim."""
     auxiliary: int = 2000
     """Samples of the attacker's own, from the test set."""

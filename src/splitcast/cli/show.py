@@ -175,7 +175,8 @@ def run_comparison(options: CompareOptions) -> None:
             runs = comparison.compare(config, options.schemes, out, watched, options.seeds)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"go on with the same command; {out} keeps what is done") from None
-    target, rows = comparison.rows(runs, target, judged, comparison.memories(out, options.schemes))
+    deadline_s, needs = config.train.deadline_s, comparison.memories(out, options.schemes)
+    target, rows = comparison.rows(runs, target, judged, needs, deadline_s)
     if output.json:
         named = [{judged.name if key == "value" else key: v for key, v in asdict(row).items()} for row in rows]
         print(json.dumps({"target": target if math.isfinite(target) else None, "rows": named}))
@@ -186,7 +187,8 @@ def run_comparison(options: CompareOptions) -> None:
     table = Table(title=title, padding=(0, 0), show_edge=False)
     table.add_column("scheme", min_width=max(len(row.name) for row in rows))
     goals = (f"rounds {goal}", f"MB {goal}", f"s {goal}")
-    for heading in (judged.name, "MB", "s", "median, p95 of a round", "J", *goals, "drift", "client MB"):
+    late = ("outage",) if deadline_s else ()
+    for heading in (judged.name, "MB", "s", "median, p95 of a round", *late, "J", *goals, "drift", "client MB"):
         table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))  # no word is broken
     for row in rows:
         table.add_row(
@@ -195,6 +197,7 @@ def run_comparison(options: CompareOptions) -> None:
             f"{row.megabytes:.1f}",
             f"{row.seconds:.1f}",
             f"{row.median_s:.3g}, {row.p95_s:.3g}",
+            *([] if row.outage is None else [f"{row.outage:.1%}"]),
             f"{row.joules:.3g}",
             "never" if row.rounds_to_target is None else f"{row.rounds_to_target:.4g}",
             "never" if row.megabytes_to_target is None else f"{row.megabytes_to_target:.1f}",

@@ -4,13 +4,13 @@ import json
 from contextlib import nullcontext
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from splitcast.base.errors import SplitcastError, imports_allowed
 from splitcast.cli.options import AttackOptions
+from splitcast.cli.progress import Bars
 from splitcast.studies.privacy.attack import FILE, PICTURE, Findings, Told, attack, half_known
-from splitcast.studies.privacy.networks import Progress as Steps
+from splitcast.studies.privacy.networks import Progress
 from splitcast.studies.privacy.view import view
 
 
@@ -24,9 +24,9 @@ def run_attack(options: AttackOptions) -> None:
         seen = view(
             options.run, min(options.samples, 16 if small else options.samples), options.auxiliary, options.client
         )
-    columns = (TextColumn("{task.description:28}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=options.output.silent) as bars:
-        found = attack(seen, options.attacks, quick=options.quick, told=_bars(bars))
+    with Bars() as bars:
+        told = None if options.output.silent else _told(bars)
+        found = attack(seen, options.attacks, effort="quick" if options.quick else "all", told=told)
     found.save(options.run)
     if options.output.json:
         print(json.dumps(found.as_json()))
@@ -34,10 +34,18 @@ def run_attack(options: AttackOptions) -> None:
         print_findings(found, options)
 
 
-def _bars(bars: Progress) -> Told:
-    def begin(name: str) -> Steps:
-        task = bars.add_task(name, total=None)
-        return lambda done, all_: bars.update(task, completed=done, total=all_)
+def _told(bars: Bars) -> Told:
+    """A bar for every attack; where there is no terminal, a line now and then."""
+
+    def begin(name: str) -> Progress:
+        task = None
+
+        def move(done: int, steps: int) -> None:
+            nonlocal task
+            task = bars.add(name, steps) if task is None else task
+            bars.move(task, done)
+
+        return move
 
     return begin
 
@@ -60,6 +68,11 @@ def print_findings(found: Findings, options: AttackOptions) -> None:
         console.print(
             f"strongest: {worst.attack}, SSIM {worst.ssim:.3f} (guessing the mean image: {floor.ssim:.3f}); "
             f"distance correlation of samples and smashed data {found.correlation:.3f}",
+            highlight=False,
+        )
+    if found.epsilon is not None:
+        console.print(
+            f"differential privacy: ε {found.epsilon:.3g} at δ = 1e-5 of a sample that was sent in every step",
             highlight=False,
         )
     for name, share in found.labels.items():

@@ -66,12 +66,13 @@ def table_of(learned: Learned) -> Table:
     """Every policy on the held-out episodes."""
     title = f"{learned.held_out} held-out episodes of {learned.rounds} rounds"
     table = Table(title=title, box=SIMPLE_HEAD)
-    for heading in ("policy", "cost", "above best", "moves", "violations", "rounds at each cut"):
+    for heading in ("policy", "cost", "median, p95", "above best", "moves", "violations", "rounds at each cut"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for row in sorted(learned.rows, key=lambda row: row.cost):
         table.add_row(
             row.name,
             f"{row.cost:.1f}",
+            f"{row.median:.1f}, {row.p95:.1f}",
             f"{100 * row.above_best:.2f} %",
             f"{row.moves:.1f}",
             str(row.violations),

@@ -1,6 +1,7 @@
 """What a person sees of a plan."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -11,8 +12,9 @@ from rich.table import Table
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.latency import PARTS
+from splitcast.cost.memory import GB
 from splitcast.model.split import SplitModel
-from splitcast.studies.per_client import plan_per_client
+from splitcast.studies.per_client import plan_batches, plan_per_client
 from splitcast.studies.plan import CutPlan, Plan, plan
 from splitcast.studies.plan_figure import plot_gantt
 
@@ -41,9 +43,11 @@ def run_plan(
         f"{made.scheme}: mean of {made.draws} rounds, {len(made.clients)} clients, {net.bandwidth_hz / 1e6:g} MHz, "
         f"{net.allocation} shares, {net.workload} workload, "
         f"privacy at least {net.epsilon:g}, cost = {net.gamma_weight:g} Γ + latency"
-        + (f" + {net.energy_weight:g} s/J" if net.energy_weight else ""),
+        + (f" + {net.energy_weight:g} s/J" if net.energy_weight else "")
+        + (f", at most {net.energy_cap_j:g} J per client and round" if net.energy_cap_j else ""),
         Columns(cut_tables(made, config)),
-        *(f"ruled out: cut {row.cut}, {row.leak}" for row in made.cuts if row.leak),
+        *([privacy_table(made)] if net.leakage else []),
+        *(f"ruled out: cut {row.cut}, {why}" for row in made.pairs for why in _reasons(row, config)),
         title_of(made, config),
         Columns(client_tables(made)),
         f"figure: {out / 'gantt.png'}",
@@ -54,6 +58,9 @@ def run_plan(
 
 def run_per_client(config: Config, draws: int, model: SplitModel | None, as_json: bool) -> None:
     """`splitcast plan --per-client`."""
+    if config.split.scheme == "merge-sfl":
+        run_batches(config, draws, model, as_json)
+        return
     made = plan_per_client(config, draws, model)
     if as_json:
         print(json.dumps(made.as_json() | {"common_s": made.common_s if made.common_cut else None}, indent=2))
@@ -66,12 +73,37 @@ def run_per_client(config: Config, draws: int, model: SplitModel | None, as_json
     common = (
         f"{made.common_s:.4g} s at cut {made.common_cut} for all" if made.common_cut else "no cut is allowed to all"
     )
+    net = config.network
+    weighed = f"{made.objective:.4g} s with {net.energy_weight:g} s/J" if net.energy_weight else f"{made.seconds:.4g} s"
     Console().print(
-        f"{made.scheme}: mean of {made.draws} rounds, {config.network.bandwidth_hz / 1e6:g} MHz",
+        f"{made.scheme}: mean of {made.draws} rounds, {net.bandwidth_hz / 1e6:g} MHz",
         table,
-        f"round {made.seconds:.4g} s, at least {made.lower_bound_s:.4g} s whatever the cuts (gap {made.gap:.2%})",
-        common + (f", {made.gain:.3g} times as long" if made.common_cut else ""),
+        f"round {made.seconds:.4g} s and {made.energy_j:.4g} J, {made.most_j:.4g} J at most of a client",
+        f"{weighed}, at least {made.lower_bound_s:.4g} s whatever the cuts (gap {made.gap:.2%})",
+        common + (f", {made.gain:.3g} times as much" if made.common_cut else ""),
         f"to train it: --cut {','.join(str(cut) for cut in made.cuts)}" if len(made.cuts) <= 100 else "",
+        sep="\n",
+        highlight=False,
+    )
+
+
+def run_batches(config: Config, draws: int, model: SplitModel | None, as_json: bool) -> None:
+    """`splitcast plan --per-client` of a scheme with one cut and a batch size for every client."""
+    made = plan_batches(config, draws, model)
+    if as_json:
+        print(json.dumps(made.as_json(), indent=2))
+        return
+    table = _table(f"batches of {len(made.batches)} clients", "samples", "clients", "which")
+    for size in sorted(set(made.batches)):
+        mine = [n for n, own in enumerate(made.batches) if own == size]
+        shown = ", ".join(str(n) for n in mine[:MOST_ROWS]) + (" ..." if len(mine) > MOST_ROWS else "")
+        table.add_row(str(size), str(len(mine)), shown)
+    Console().print(
+        f"{made.scheme}, cut {made.cut}: mean of {made.draws} rounds, {config.network.bandwidth_hz / 1e6:g} MHz",
+        table,
+        f"round {made.seconds:.4g} s, {made.samples_per_s:.4g} samples/s",
+        f"{made.equal_s:.4g} s with {config.train.batch} for all, {made.equal_samples_per_s:.4g} samples/s",
+        f"to train it: --merge-sfl.batches {' '.join(map(str, made.batches))}" if len(made.batches) <= 100 else "",
         sep="\n",
         highlight=False,
     )
@@ -86,18 +118,17 @@ def title_of(made: Plan, config: Config) -> str:
 
 
 def _cut(row: CutPlan, config: Config) -> str:
-    return "whole model on the client" if config.split.scheme == "fl" else f"cut {row.cut}"
+    sent = f", {row.codec} up" if config.network.leakage else ""
+    return "whole model on the client" if config.split.scheme == "fl" else f"cut {row.cut}{sent}"
 
 
 def cut_tables(made: Plan, config: Config) -> list[Table]:
-    """Loads and latency of every cut; the best one is marked, those that violate privacy or memory are struck out."""
+    """Loads and latency of every cut; the best is marked, and so are those that violate privacy or memory."""
     loads = _table("load", "cut", "privacy", "Mbit up", "Mbit down", "client MFLOP", "server MFLOP", "client MB", "J")
     late = ["outage"] if config.train.deadline_s else []
     times = _table("seconds", "cut", *PARTS, "mean", "median", "p95", *late, "if equal", "cost")
     for row in made.cuts:
-        best = row == made.best
-        name = f"{'→ ' if best else ''}{'all' if config.split.scheme == 'fl' else row.cut}"
-        style = "bold" if best else "" if row.allowed else "strike dim"
+        name, style = _marked("all" if config.split.scheme == "fl" else row.cut, row, made)
         amounts = (row.up_bits, row.down_bits, row.client_flops, row.server_flops, row.memory.total)
         loads.add_row(
             name, f"{row.privacy:.3g}", *(f"{x / 1e6:,.1f}" for x in amounts), f"{row.energy_j:.3g}", style=style
@@ -106,6 +137,32 @@ def cut_tables(made: Plan, config: Config) -> list[Table]:
         missed = [] if row.outage is None else [f"{row.outage:.1%}"]
         times.add_row(name, *spread, *missed, f"{row.equal_share_s:.3f}", f"{row.objective:.3f}", style=style)
     return [loads, times]
+
+
+def privacy_table(made: Plan) -> Table:
+    """Privacy of every cut and format as modelled and as measured."""
+    table = _table("privacy", "cut", "format", "log(1+φ/q)", "SSIM", "strongest attack", "cost")
+    for row in sorted(made.pairs, key=lambda row: row.cut):
+        name, style = _marked(row.cut, row, made)
+        measured = ("", "never attacked") if row.ssim is None else (f"{row.ssim:.3f}", row.attack)
+        table.add_row(name, row.codec, f"{row.privacy:.3g}", *measured, f"{row.objective:.3f}", style=style)
+    return table
+
+
+def _marked(name: object, row: CutPlan, made: Plan) -> tuple[str, str]:
+    """Name and style of a row: an arrow for the best, a cross for what is ruled out."""
+    if row == made.best:
+        return f"→ {name}", "bold"
+    return (str(name), "") if row.allowed else (f"✗ {name}", "strike dim")
+
+
+def _reasons(row: CutPlan, config: Config) -> Iterator[str]:
+    """Why a cut may not be taken."""
+    room = min(config.network.client_memory_gb, default=0.0)
+    if row.leak:
+        yield row.leak
+    if room and row.memory.total > room * GB:
+        yield f"needs {row.memory.total / GB:.3g} GB of the {room:g} GB of a client"
 
 
 def client_tables(made: Plan) -> list[Table]:

@@ -2,27 +2,25 @@
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.cli.options import Output
+from splitcast.cli.options import ReproduceOptions
 from splitcast.cli.show import Watch
 from splitcast.studies.reproduce import FIGURES, TEXTS, claims, text
 from splitcast.studies.reproduce.study import Study
 
 FULL = ("mnist", "fashion-mnist", "cifar10")
+PARTITIONS = ("iid", "shards")
 
 
-def run_reproduction(
-    figures: Sequence[str], dataset: str, quick: bool, full: bool, seeds: int, out: Path, output: Output
-) -> None:
+def run_reproduction(options: ReproduceOptions) -> None:
     """`splitcast reproduce`."""
+    figures, out, output = options.figures, options.out, options.output
     for name in figures:
         one_of("figure", name, [*FIGURES, "all"])
     known = [name for name in FIGURES if name not in TEXTS] if "all" in figures else []
@@ -30,7 +28,7 @@ def run_reproduction(
     if not names:
         raise SplitcastError(f"figure: name at least one of {', '.join(FIGURES)}, or all")
     watch = Watch()
-    study, flags = make_study(dataset, quick, full, seeds, out)
+    study, flags = make_study(options)
     if not output.silent:
         study = replace(study, watch=watch.briefly)
     if set(names) - set(TEXTS):
@@ -39,7 +37,7 @@ def run_reproduction(
     with watch:
         for name in names:
             started, command = time.perf_counter(), f"splitcast reproduce {name} {flags}"
-            folder = out / study.base.data.dataset
+            folder = out / study.name
             if name in TEXTS:
                 folder, command = out / text.DATASET, command.replace(f" --dataset {study.base.data.dataset}", "")
             drawn = FIGURES[name](study)
@@ -58,20 +56,29 @@ def run_reproduction(
     Console().print(f"figures, CSV files and claims.md: {folder}", highlight=False)
 
 
-def make_study(dataset: str, quick: bool, full: bool, seeds: int, out: Path) -> tuple[Study, str]:
+def make_study(options: ReproduceOptions) -> tuple[Study, str]:
     """The study that the options describe, and the flags that say so."""
-    if seeds < 0:
-        raise SplitcastError(f"seeds: {seeds}; must be at least 1")
-    if quick == full:
+    dataset, full, seeds, some = options.dataset, options.full, options.seeds, options.eval_samples
+    for field, value in (("seeds", seeds), ("eval_samples", some)):
+        if value < 0:
+            raise SplitcastError(f"{field}: {value}; must be at least 1, or 0 for the default")
+    if options.quick == full:
         raise SplitcastError("reproduce: choose --quick (embedded data, minutes) or --full (real data, hours)")
-    if quick and dataset not in ("", "mnist-mini"):
+    if options.quick and dataset not in ("", "mnist-mini"):
         raise SplitcastError(f"dataset: {dataset!r} with --quick, which uses the embedded mnist-mini; use --full")
+    partition = one_of("partition", options.partition, PARTITIONS)
     if full:
         dataset = one_of("dataset", dataset or "mnist", FULL)
         sizes = {"batch": 32, "rounds": 100, "eval_every": 10, "checkpoint_every": 50}
     else:
         dataset, sizes = "mnist-mini", {"batch": 16, "rounds": 40, "eval_every": 4, "checkpoint_every": 20}
-    base = with_values(Config(), dataset=dataset, **sizes)
-    flags = (f"--full --dataset {dataset}" if full else "--quick") + (f" --seeds {seeds}" if seeds else "")
+    base = with_values(Config(), dataset=dataset, partition=partition, eval_samples=some, **sizes)
+    said = [
+        f"--full --dataset {dataset}" if full else "--quick",
+        f"--partition {partition}" if partition != "iid" else "",
+        f"--seeds {seeds}" if seeds else "",
+        f"--eval-samples {some}" if some else "",
+    ]
     target = 0.94 if dataset == "mnist" else None
-    return Study(base, tuple(range(seeds or (3 if full else 2))), out, full, target), flags
+    study = Study(base, tuple(range(seeds or (3 if full else 2))), options.out, full, target)
+    return study, " ".join(filter(None, said))

@@ -2,17 +2,19 @@
 
 All stages of all rounds (one per cut, say) and all channel draws are solved together, in one batch for each way of
 sharing: clients upload over slices of the band and share the server, or the server sends to each of them over a slice.
-Power and client CPUs are at their maxima unless joules have a price (`EnergyAware`).
+Power and client CPUs are at their maxima unless joules have a price or a cap (`EnergyAware`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from splitcast.allocate.allocate import Allocation, allocate, equal_share
+from splitcast.allocate.capped import Indices, Spent, within_caps
 from splitcast.allocate.energy import allocate_energy
 from splitcast.allocate.rate import LinearRate, Rate, ShannonRate
+from splitcast.base.errors import SplitcastError
 from splitcast.base.registry import Registry
 from splitcast.cost.cell import Array, Cell
 from splitcast.cost.conditions import Conditions
@@ -22,11 +24,15 @@ from splitcast.cost.stages import Stage
 
 @dataclass(frozen=True)
 class EnergyAware:
-    """Shares, transmit power and client speed with the least seconds + price · joules of every stage."""
+    """Shares, transmit power and client speed with the least seconds + price · joules, within caps if there are any."""
 
-    seconds_per_j: float
+    seconds_per_j: float | Array
+    """the same for all clients and draws, or (..., N)"""
+    cap_j: float = 0.0
+    """Joules that a client may spend in a round; 0: as many as it likes. Prices are one number then."""
 
 
+_UNSURE = 1e-3  # relatively, of what no certificate vouches for
 Shares = Callable[..., Allocation]
 Allocator = Shares | EnergyAware
 ALLOCATORS: Registry[Shares] = Registry("allocation", takes=0, entries={"optimal": allocate, "equal": equal_share})
@@ -46,6 +52,8 @@ def time_rounds(
     1.0
     """
     met = Conditions.of(gains)
+    if isinstance(allocator, EnergyAware) and allocator.cap_j:
+        return [_within(allocator, stages, cell, met) for stages in rounds]
     batches: dict[tuple[str, int], list[Stage]] = {}
     for stage in dict.fromkeys(stage for stages in rounds for stage in stages):
         batches.setdefault((_sharing(stage), len(stage.clients)), []).append(stage)
@@ -66,9 +74,35 @@ def round_prices(
     rounds: Sequence[Sequence[Stage]], cell: Cell, gains: Array | Conditions, allocator: Allocator = allocate
 ) -> Array:
     """What P1 charges for C rounds under every draw, (..., C): l_t, and the price of all joules if they have one."""
-    price = allocator.seconds_per_j if isinstance(allocator, EnergyAware) else 0.0
+    price = float(allocator.seconds_per_j) if isinstance(allocator, EnergyAware) else 0.0
     timed = time_rounds(rounds, cell, gains, allocator)
     return np.stack([one.seconds + price * one.joules for one in timed], axis=-1)
+
+
+def _within(allocator: EnergyAware, stages: Sequence[Stage], cell: Cell, met: Conditions) -> RoundTime:
+    """One round within the caps of its clients, under every draw."""
+    weight, cap, flat = float(allocator.seconds_per_j), np.full(cell.clients, allocator.cap_j), met.flat()
+    bits = np.zeros(cell.clients)
+    for stage in stages:
+        bits[list(stage.clients)] += stage.uplink_bits
+    least = (bits * np.log(2) * cell.noise_w_per_hz / flat.gains).max(0)  # J, of endless time: x n as L → 0
+    if (least >= cap).any():
+        n = int(least.argmax())
+        raise SplitcastError(
+            f"energy_cap_j: {allocator.cap_j:g}; must be above {least[n]:.3g}, which client {n} needs in its worst "
+            "round however slowly it sends"
+        )
+
+    def spend(price: Array, which: Indices) -> Spent:
+        (timed,) = time_rounds([stages], cell, flat[which], EnergyAware(price))
+        bound = np.sum([stage.bound_s for stage in timed.stages if stage.bound_s is not None], axis=0)
+        return Spent(timed.seconds, np.add(*timed.spent_j(cell.clients)), bound)
+
+    found = within_caps(spend, weight, cap, len(flat.gains))
+    if (worst := float(np.maximum(found.gap, found.over - 1).max())) > _UNSURE:
+        raise SplitcastError(f"energy_cap_j: {allocator.cap_j:g} was met to {worst:.1%} only; must be larger, or 0")
+    prices = found.price.reshape(met.gains.shape)
+    return time_rounds([stages], cell, met, EnergyAware(prices))[0]
 
 
 def _sharing(stage: Stage) -> str:
@@ -102,6 +136,7 @@ def _solve(
     bits = each("uplink_bits" if up else "unicast_bits")
     rate: Rate = ShannonRate(power * g, cell.noise_w_per_hz) if up else LinearRate(efficiency)
     totals = {"bandwidth_hz": cell.bandwidth_hz, "cpu_flops": cell.server_flops_per_s}
+    bound = None
 
     if isinstance(allocator, EnergyAware):
         busy = compute + backward
@@ -113,14 +148,14 @@ def _solve(
             server_flops=each("server_flops"),
             rate=rate,
             power_w=power,
-            seconds_per_j=allocator.seconds_per_j,
+            seconds_per_j=np.broadcast_to(allocator.seconds_per_j, met.gains.shape)[..., who],
             **totals,
         )
         slower = best.compute_s / np.where(busy > 0, busy, 1.0)
         compute, backward = compute * slower, backward * slower
         uplink, downlink = (best.uplink_s, downlink) if up else (uplink, downlink + best.uplink_s)
         hz, flops, weight = best.bandwidth_hz, best.cpu_flops, best.client_weight
-        compute_j, air_j = best.compute_j, best.air_j
+        compute_j, air_j, bound = best.compute_j, best.air_j, best.lower_bound_s
     elif sharing == "none":
         fixed = compute + server + downlink + backward
         hz = flops = np.zeros_like(g)
@@ -140,4 +175,9 @@ def _solve(
 
     found = (compute, uplink, server, downlink, backward, hz, flops, weight, compute_j, air_j)
     parts = [np.broadcast_to(part, g.shape) for part in found]
-    return {stage: StageTime(stage, *(part[..., k, :] for part in parts)) for k, stage in enumerate(stages)}
+    return {
+        stage: replace(
+            StageTime(stage, *(part[..., k, :] for part in parts)), bound_s=None if bound is None else bound[..., k]
+        )
+        for k, stage in enumerate(stages)
+    }

@@ -4,6 +4,7 @@ The server knows the channel when it shares the band, so it leaves out those who
 them; the weights of the others are scaled up to one, as with any client that does not take part. Clients are admitted
 in the order in which they would be done with equal shares of everything, as many as the deadline allows: a longer
 list never makes a round shorter, so their number is found by bisection. At least one takes part, in time or not.
+With `wait_for` all begin, and who is late finishes for a later round (`engine.asynchronous`).
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ def taking_part(scenario: Scenario, placement: Placed, t: int) -> NDArray[np.int
     """The clients of round ``t``, (K,)."""
     train = scenario.config.train
     drawn = participants(train, scenario.cell.clients, t)
-    if not train.deadline_s:
+    if not train.deadline_s or train.wait_for:
         return drawn
     met = scenario.conditions([t])[0]
 

@@ -57,6 +57,8 @@ class StageTime:
     """Joules of computing, before it sends and after it received."""
     air_j: Array
     """Joules on the air."""
+    bound_s: Array | None = None
+    """Where joules have prices, no choice has less seconds + Σ price · joules than this, (...)."""
 
     def part(self, name: str) -> Array:
         """Seconds of one of `PARTS`."""

@@ -1,6 +1,6 @@
 """What a client must hold in memory to train its part of a model, and devices that hold so much.
 
-weights       all parameters of its segments, 4 bytes each; one that is tied counts once
+weights       all parameters of its segments, 4 bytes each, 2 if they are halved; one that is tied counts once
 optimiser     for what is trained: the optimiser's state and a gradient
 activations   what is kept of a batch for the way back, and the batch of hidden states that leaves each segment; of
               clients that recompute, what enters each block, and what one of them keeps
@@ -10,12 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
+from splitcast.cost.cell import per_client
 from splitcast.engine.dry import client_half
 from splitcast.model.split import SplitModel
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.passes import saved_bytes
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 
 GB = 10**9
 
@@ -39,7 +41,8 @@ def client_memory(
 ) -> ClientMemory:
     """Of a client that trains on ``batch`` samples at a time."""
     mine = [segment for segment in placement.segments if segment.side == "client"]
-    held = sum(p.numel() for name, p in model.shapes().items() if placement.on_client(name))
+    sizes = {name: p.numel() for name, p in model.shapes().items() if placement.on_client(name)}
+    held = sum((2 if name in model.halved else 4) * size for name, size in sizes.items())
     trained = sum(p.numel() for name, p in model.initial().items() if placement.on_client(name))
     state = client_half(model, placement, optimiser).held() - trained
     leaving = sum(math.prod(model.smashed_shape(segment.stop)) for segment in mine)
@@ -49,7 +52,7 @@ def client_memory(
         kept += max(saved_bytes(model, k, k + 1) for k in blocks)
     else:
         kept = sum(saved_bytes(model, segment.start, segment.stop) for segment in mine)
-    return ClientMemory(4 * held, 4 * (state + trained), batch * (kept + 4 * leaving))
+    return ClientMemory(held, 4 * (state + trained), batch * (kept + 4 * leaving))
 
 
 def fitting(
@@ -63,6 +66,25 @@ def fitting(
             f"client_memory_gb: {most_gb:g} is too little for any cut; at cut {cut} a client needs {least / GB:.3g} GB"
         )
     return fits
+
+
+def refuse_large(config: Config, model: SplitModel, optimiser: Optimiser, places: Sequence[Placed]) -> None:
+    """Refuse a training in which a client would need more memory than it has, wherever blocks may be placed."""
+    train, given = config.train, config.network.client_memory_gb
+    if not given:
+        return
+    room = per_client("client_memory_gb", given, config.data.clients)
+    for placed in places:
+        needs = {
+            place: client_memory(model, place, optimiser, train.batch, recompute=train.recompute).total / GB
+            for place in placed.kinds
+        }
+        for n, most in enumerate(room):
+            if 0 < most < needs[placed.of(n)]:
+                raise SplitcastError(
+                    f"client_memory_gb: client {n} has {most:g}, but at cut {placed.of(n).cut} it needs "
+                    f"{needs[placed.of(n)]:.3g} GB"
+                )
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.model.split import SplitModel
 from splitcast.training.placement import Placement
@@ -53,6 +54,13 @@ def gaussian_epsilon(clip: float, noise: float, releases: int, delta: float = 1e
         return math.inf
     cost = releases * (2 * clip / noise) ** 2 / 2
     return max(0.0, min(_spent(cost * order, order, delta) for order in ORDERS))
+
+
+def run_epsilon(config: Config, rounds: int) -> float | None:
+    """`gaussian_epsilon` after so many rounds of a sample that was sent in every local step, which is the most for a
+    client of at least a batch of samples; None without clipping or noise."""
+    spent = gaussian_epsilon(config.defence.clip, config.defence.noise, rounds * config.train.local_steps)
+    return spent if math.isfinite(spent) else None
 
 
 def _spent(divergence: float, order: float, delta: float) -> float:

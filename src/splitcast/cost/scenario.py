@@ -1,6 +1,6 @@
 """A scheme and a model in a cell: what a round of each placement sends, computes and takes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from splitcast.base.config import Config, NetworkConfig
 from splitcast.base.errors import SplitcastError, one_of
-from splitcast.cost.cell import Cell, cell
+from splitcast.cost.cell import Array, Cell, cell
 from splitcast.cost.channel import Channel, channel
 from splitcast.cost.clock import ALLOCATORS, Allocator, EnergyAware, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.latency import RoundTime
-from splitcast.cost.leakage import read_leakage, ruled_out
+from splitcast.cost.leakage import Leak, knows_halves, read_leakage, ruled_out, strongest
 from splitcast.cost.privacy import legal, privacy
 from splitcast.cost.stages import WORKLOADS, Stage, Workload, fold, workload
 from splitcast.cost.varying import Course, Varying, background_load
@@ -23,6 +23,7 @@ from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import Event, Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme
+from splitcast.training.defence import Defence
 from splitcast.training.optimiser import Optimiser, make_optimiser
 from splitcast.training.placement import Placed, Placement
 from splitcast.training.task import Task
@@ -123,24 +124,35 @@ class Scenario:
             t = int(np.flatnonzero(these)[0]) + 1
             yield these, [self.stages(placement, t) for placement in placements]
 
+    def measured(self, placements: Sequence[Placement]) -> dict[int, tuple[str, Leak | None]]:
+        """By cut, the format of smashed data and what the strongest attack got of them, None if nobody measured it."""
+        net, arch, found = self.config.network, self.config.model.arch, {}
+        leaks = read_leakage(Path(net.leakage)) if net.leakage else []
+        made = Defence.of(self.config.defence, 0)
+        guard = made.name if made else ""
+        for placement in placements:
+            scheme, cut = self.scheme.at(placement), placement.cut
+            halves, codec = knows_halves(scheme), scheme.uplink.name
+            found[cut] = codec, strongest(leaks, cut, codec, arch=arch, defence=guard, averaged=halves)
+        return found
+
     def leaking(self, placements: Sequence[Placement]) -> dict[int, str]:
         """Cuts that measured privacy rules out, and why."""
         net = self.config.network
-        if not net.leakage:
-            return {}
-        leaks = read_leakage(Path(net.leakage))
-        codecs = {placement.cut: self.scheme.at(placement).uplink.name for placement in placements}
-        why = {cut: ruled_out(leaks, cut, codec, net.max_ssim) for cut, codec in codecs.items()}
-        return {cut: f"{codecs[cut]} {reason}" for cut, reason in why.items() if reason}
+        found = self.measured(placements) if net.leakage else {}
+        why = {cut: (codec, ruled_out(leak, net.max_ssim)) for cut, (codec, leak) in found.items()}
+        return {cut: f"{codec} {reason}" for cut, (codec, reason) in why.items() if reason}
+
+    def private(self, placements: Sequence[Placement]) -> list[bool]:
+        """Which placements privacy allows as modelled (epsilon; one at least must be) and as measured (leakage)."""
+        out, kept = self.leaking(placements), legal(self.model, placements, self.config.network.epsilon)
+        return [good and placement.cut not in out for placement, good in zip(placements, kept, strict=True)]
 
     def legal(self, placements: Sequence[Placement]) -> list[bool]:
-        """Which placements privacy allows, as modelled (epsilon) and as measured (leakage); one at least must be."""
-        out = self.leaking(placements)
-        kept = legal(self.model, placements, self.config.network.epsilon)
-        allowed = [good and placement.cut not in out for placement, good in zip(placements, kept, strict=True)]
+        """Which placements privacy allows; one at least must be."""
+        allowed = self.private(placements)
         if not any(allowed):
-            said = "; ".join(f"cut {cut}: {reason}" for cut, reason in out.items())
-            raise SplitcastError(f"leakage: leaves no cut ({said}); raise max_ssim, or measure other codecs")
+            raise none_private([self.leaking(placements)])
         return allowed
 
     def check(self, placement: Placed, rounds: int) -> None:
@@ -157,12 +169,19 @@ class Scenario:
                 raise SplitcastError(f"cut: {one.cut} violates epsilon {epsilon:g}; choose one of {allowed}")
 
 
+def none_private(ruled_out: Iterable[Mapping[int, str]]) -> SplitcastError:
+    """That measured privacy leaves no cut, and why, for every format that was asked for."""
+    said = "; ".join(f"cut {cut}: {reason}" for out in ruled_out for cut, reason in out.items())
+    return SplitcastError(f"leakage: leaves no cut ({said}); raise max_ssim, or measure other codecs")
+
+
 def _allocator(net: NetworkConfig) -> Allocator:
-    if not net.energy_weight:
+    if not (net.energy_weight or net.energy_cap_j):
         return ALLOCATORS.find(net.allocation)
     if net.allocation != "optimal":
-        raise SplitcastError(f"energy_weight: {net.energy_weight:g} needs allocation 'optimal', not {net.allocation!r}")
-    return EnergyAware(net.energy_weight)
+        field = "energy_weight" if net.energy_weight else "energy_cap_j"
+        raise SplitcastError(f"{field}: {getattr(net, field):g} needs allocation 'optimal', not {net.allocation!r}")
+    return EnergyAware(net.energy_weight, net.energy_cap_j)
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,16 @@ class RoundCost:
     slowest_part: str
     energy_j: dict[str, float]
     """of all clients (energy_j), the part of it on the air (energy_air_j), of the client with most (energy_most_j)"""
+
+
+def energy_of(compute: Array, air: Array) -> dict[str, float]:
+    """`RoundCost.energy_j`, of the joules of clients for computing and on the air, (N,) each."""
+    each = compute + air
+    return {
+        "energy_j": float(each.sum()),
+        "energy_air_j": float(air.sum()),
+        "energy_most_j": float(each.max(initial=0)),
+    }
 
 
 class RoundClock:
@@ -202,6 +231,4 @@ class RoundClock:
             self._spent = self._timed.spent_j(here.cell.clients)
         at = (t - first,)
         compute, air = (spent[at] for spent in self._spent)  # (N,)
-        energy = {"energy_j": (compute + air).sum(), "energy_air_j": air.sum(), "energy_most_j": (compute + air).max()}
-        joules = {name: float(value) for name, value in energy.items()}
-        return RoundCost(float(self._timed.seconds[at]), *self._timed.culprit(at), joules)
+        return RoundCost(float(self._timed.seconds[at]), *self._timed.culprit(at), energy_of(compute, air))

@@ -11,62 +11,63 @@ that cannot meet its latest deadlines drop out of the minimum. Boxes whose bound
 are laid anew: what they miss falls with the square of the width of a box. What is left is that some clients would
 divide themselves between two cuts: no more of them than there are resources, whatever N.
 
-A gradient that is broadcast to every cohort (SFL-GA) lasts as long as all cohorts' together: there is a family of boxes
-for every set of cuts that may be in use.
+A gradient that is broadcast to every cohort (SFL-GA) lasts as long as all cohorts' together. A box says which cuts are
+in use for certain, whose broadcasts everybody waits for, and which ones may be; where the others' would take longer
+than the box is wide, it is divided into what uses one of them and what does not.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import product
+from operator import mul
+from typing import TypeVar
 
 import numpy as np
 
 from splitcast.cost.cell import Array
+from splitcast.cutting.box import Box, Set
 from splitcast.cutting.menu import CERTAIN, Cuts, Menu
-from splitcast.cutting.tangents import choices
+from splitcast.cutting.prices import earliest
+from splitcast.cutting.tangents import Tangents, choices
+from splitcast.cutting.thrift import Thrift, stage_loads
 
-STAGES = 3
-"""With more, boxes are too many"""
+T = TypeVar("T")
+STAGES, THRIFTY = 3, 2
+"""With more, boxes are too many; where joules have a price, they take longer"""
 _CLIMBS, _SOFT = 4, 2e-3
 """How often the bound of a box is worked out, with better prices each time, and how much (relatively) above the least
 corner another still counts"""
 
 
-@dataclass
-class Box:
-    """Deadlines of all stages, from lo to hi."""
-
-    used: int
-    """which set of cuts"""
-    lo: tuple[float, ...]
-    hi: tuple[float, ...]
-    bound: float
-    prices: Array
-    """alpha and beta of the Q stages in which something is shared, (2, Q)"""
-    cost: Array | None = None
-    """of every choice, where the bound is least, (N, V)"""
-
-
 class Boxes:
     """Boxes that may hold something better than what is known."""
 
-    def __init__(self, menu: Menu, prices: Sequence[tuple[float, float]], best_s: float) -> None:
-        """``prices``: alpha and beta of every stage, to begin with."""
-        self.menu, self.stages, self.best_s, self.sets = menu, choices(menu), best_s, menu.sets()
-        self.weight = np.array([stage.weight for stage in self.stages])
-        self.shared = [k for k, stage in enumerate(self.stages) if stage.shared]
-        self.quiet = np.array([k for k, stage in enumerate(self.stages) if not stage.shared], dtype=np.int64)
+    def __init__(
+        self,
+        menu: Menu,
+        prices: Sequence[tuple[float, float]],
+        best_s: float,
+        sets: Sequence[tuple[Set, float]] = (),
+    ) -> None:
+        """``prices``: alpha and beta of every stage, to begin with; ``sets``: what may be in use together, and what
+        nothing that uses all of it can beat, if that is known."""
+        self.menu, self.stages, self.best_s = menu, choices(menu), best_s
+        self.weights = [stage.weight for stage in self.stages]
+        self.weight = np.array(self.weights)
+        self.shared = [k for k, stage in enumerate(self.stages) if stage.shared or menu.seconds_per_j]
+        self.loads = stage_loads(menu) if menu.seconds_per_j else []
+        self.by_set = [bool(stage.cohort.any()) for stage in self.stages]
+        self.waits = np.sum([stage.weight * stage.cohort for stage in self.stages], axis=0)  # for broadcasts, (N, V)
         self.corners = np.array(list(product((False, True), repeat=len(self.shared))))  # (K, Q)
         start = np.maximum(np.array([prices[k] for k in self.shared]).reshape(-1, 2).T, 1e-9 * best_s)
         self.ratio = dict(zip(self.shared, (start[1] / start[0]).tolist(), strict=True))
-        self.tables: dict[tuple[int, int, float, float], Array] = {}
-        floors = np.array([self._floors(u) for u in range(len(self.sets))])
-        lo = floors.min(0)
-        hi = lo + (best_s - self.weight @ lo) / self.weight
-        least = floors @ self.weight
-        self.open = self.evaluate(
-            [Box(u, tuple(lo), tuple(hi), float(low), start) for u, low in enumerate(least) if low < best_s]
-        )
+        self.tables: dict[tuple[int, Set, float, float], Array] = {}
+        self.levels: dict[tuple[int, Set, Set], list[float]] = {}
+        cuts, lo, hi = menu.allowed.shape[1], tuple(earliest(menu)), (np.inf,) * len(self.stages)
+        roots = [Box(used, used, lo, hi, least, start) for used, least in sets]
+        roots = roots or [Box((False,) * cuts, (True,) * cuts, lo, hi, 0.0, start)]
+        self.open = self.evaluate([part for each in roots if (part := self.trimmed(each)) is not None])
 
     @property
     def least(self) -> float:
@@ -77,102 +78,135 @@ class Boxes:
         """All of them, the lowest first."""
         return sorted(self.open, key=lambda box: box.bound)
 
-    def refine(self, some: int, target_s: float) -> list[Cuts]:
-        """Divide up to ``some`` of the boxes whose bound is below ``target_s``, the lowest first; returns what the new
-        ones ask for, the lowest first."""
+    def refine(self, some: int, goal: float) -> list[Cuts]:
+        """Divide up to ``some`` of the boxes whose bound is below ``goal`` times the best, the lowest first; returns
+        what the new ones ask for, the lowest first."""
         order = self.lowest()
-        low = [box for box in order[:some] if box.bound < target_s]
-        new = self.evaluate([part for box in low for part in self.quarters(box)])
+        low = [box for box in order[:some] if box.bound < self.best_s * goal]
+        new = self.evaluate([part for box in low for part in self.parts(box)], goal)
         self.open = [box for box in order[len(low) :] + new if box.bound < self.best_s * CERTAIN]
         new.sort(key=lambda box: box.bound)
         return [box.cost.argmin(1) for box in new if box.cost is not None]
 
-    def quarters(self, box: Box) -> list[Box]:
-        """The box halved along its two longest sides, without parts that begin too late."""
-        sides = np.argsort(-(np.array(box.hi) - np.array(box.lo)) * self.weight)[:2]
-        ends = [(box.lo, box.hi)]
-        for k in sides.tolist():
-            middle = (box.lo[k] + box.hi[k]) / 2
-            ends = [half for lo, hi in ends for half in ((lo, _with(hi, k, middle)), (_with(lo, k, middle), hi))]
-        early = [(lo, hi) for lo, hi in ends if float(self.weight @ np.array(lo)) < self.best_s * CERTAIN]
-        return [Box(box.used, lo, hi, box.bound, box.prices) for lo, hi in early]
+    def parts(self, box: Box) -> list[Box]:
+        """The box halved along its two longest sides, or by whether a cut is in use."""
+        sides, further = (np.array(box.hi) - np.array(box.lo)) * self.weight, np.zeros(len(box.must))
+        if box.cost is not None and any(self.by_set):
+            asked = np.bincount(box.cost.argmin(1), minlength=len(further)) * ~np.array(box.must)
+            further = asked * ((self.waits @ (asked > 0)).max() > sides.max())
+        if further.any():
+            v = int(further.argmax())
+            hi = tuple(np.inf if mine else end for mine, end in zip(self.by_set, box.hi, strict=True))
+            parts = [replace(box, must=_with(box.must, v, True), hi=hi), replace(box, may=_with(box.may, v, False))]
+        else:
+            parts = [box]
+            for k in np.argsort(-sides)[:2].tolist():
+                middle = (box.lo[k] + box.hi[k]) / 2
+                early = [replace(part, hi=_with(part.hi, k, middle)) for part in parts]
+                parts = early + [replace(part, lo=_with(part.lo, k, middle)) for part in parts]
+        return [part for each in parts if (part := self.trimmed(each)) is not None]
 
-    def evaluate(self, boxes: list[Box]) -> list[Box]:
-        """The boxes with their bounds, without those that hold nothing better."""
+    def trimmed(self, box: Box) -> Box | None:
+        """The box without deadlines that are too late to be better; where nothing is shared, from one that some cut
+        meets exactly to another. None if nothing is left."""
+        lo, hi, levels = list(box.lo), list(box.hi), self._levels(box)
+        for k, level in levels.items():
+            first = bisect_left(level, lo[k] * (1 - 1e-12))
+            if first == len(level):
+                return None
+            lo[k] = level[first]
+        early = sum(map(mul, self.weights, lo))
+        late = self.best_s * CERTAIN - early
+        if late <= 0:
+            return None
+        hi = [min(b, a + late / w) for a, b, w in zip(lo, hi, self.weights, strict=True)]
+        for k, level in levels.items():
+            last = bisect_right(level, hi[k] * (1 + 1e-12)) - 1
+            if last < 0 or level[last] < lo[k]:
+                return None
+            hi[k] = level[last]
+        return replace(box, lo=tuple(lo), hi=tuple(hi), bound=max(box.bound, early * CERTAIN), cost=None)
+
+    def evaluate(self, boxes: list[Box], goal: float = 1.0) -> list[Box]:
+        """The boxes with their bounds, without those that hold nothing better; no bound is raised further than
+        ``goal`` times the best."""
         if not boxes:
             return []
-        laid = self._laid(boxes)  # (B, S, 3, N, V)
-        closed = np.array([~(self.menu.allowed & self.sets[box.used]) for box in boxes])
-        barred = np.where(closed, np.inf, laid[:, self.quiet, 0].sum(1))  # (B, N, V)
-        offset, slope, root = (np.ascontiguousarray(laid[:, self.shared, k]) for k in range(3))  # (B, Q, N, V)
+        lines = self._lines(boxes)
         lo, hi = np.array([box.lo for box in boxes]), np.array([box.hi for box in boxes])  # (B, S)
         chi = np.where(self.corners, hi[:, None, self.shared], lo[:, None, self.shared])  # (B, K, Q)
-        early = chi @ self.weight[self.shared] + (lo[:, self.quiet] @ self.weight[self.quiet])[:, None]  # (B, K)
-        prices, rows = np.array([box.prices for box in boxes]), np.arange(len(boxes))
-        middle = chi.mean(1, keepdims=True)
-
-        def costs(prices: Array, at: Array) -> Array:  # of every choice at deadlines (B, K, Q), (B, K, N, V)
-            alpha, mean = prices[:, 0], np.sqrt(prices[:, 0] * prices[:, 1])
-            base = np.einsum("bq,bqnv->bnv", alpha, offset) + 2 * np.einsum("bq,bqnv->bnv", mean, root) + barred
-            return np.asarray(base[:, None] - np.einsum("bkq,bqnv->bknv", at * alpha[:, None], slope))
-
-        def sums(cuts: Cuts) -> list[Array]:  # of A, Lambda, R for assignments (B, K, N), (B, K, Q)
-            index = cuts[:, None, :, :, None]
-            each = (np.take_along_axis(part[:, :, None], index, -1)[..., 0] for part in (offset, slope, root))
-            return [part.sum(-1).swapaxes(1, 2) for part in each]
-
-        least, leading = np.full(len(boxes), -np.inf), prices
+        quiet = [k for k in range(len(self.stages)) if k not in self.shared]
+        early = chi @ self.weight[self.shared] + (lo[:, quiet] @ self.weight[quiet])[:, None]  # (B, K)
+        prices = np.array([box.prices for box in boxes])
+        least, leading, rows = np.full(len(boxes), -np.inf), prices, np.arange(len(boxes))
         for step in range(_CLIMBS):
             if step == 1:
-                _, fall, work = sums(costs(leading, middle).argmin(-1))
-                alpha = self.weight[self.shared] / np.maximum(fall[:, 0], 1e-300)
-                fitted = np.stack([alpha, alpha * work[:, 0] ** 2], axis=1)
-                prices = np.sqrt(leading * np.maximum(fitted, 1e-9 * self.best_s))
-            cost = costs(prices, chi)
-            cuts = cost.argmin(-1)
-            value = np.take_along_axis(cost, cuts[..., None], -1)[..., 0].sum(-1) + early
-            value -= prices.sum((1, 2))[:, None]
+                prices = np.sqrt(leading[rows] * np.maximum(lines.fitted(leading[rows], chi), 1e-9 * self.best_s))
+            cost = lines.costs(prices, chi)  # (B, K, V, N)
+            lowest = cost.min(2)
+            value = lowest.sum(-1) + early - prices.sum((1, 2))[:, None]  # (B, K)
             at = value.argmin(1)
-            found = value[rows, at]
-            better = found > least
-            for k in np.flatnonzero(better):
-                boxes[k].cost = cost[k, at[k]]
-            least, leading = np.where(better, found, least), np.where(better[:, None, None], prices, leading)
-            if step == _CLIMBS - 1 or (least >= self.best_s).all():
+            found = value[np.arange(len(rows)), at]
+            for k in np.flatnonzero(found > least[rows]):
+                row = rows[k]
+                boxes[row].cost, least[row], leading[row] = cost[k, at[k]].T, found[k], prices[k]
+            on = least[rows] < self.best_s * goal
+            if step == _CLIMBS - 1 or not on.any():
                 break
-            if step == 0:
-                continue
-            lowest = np.where(np.isfinite(found), found, 0.0)[:, None]
-            near = np.exp((lowest - value) / (_SOFT * self.best_s))
-            near = near / np.maximum(near.sum(1, keepdims=True), 1e-300)
-            alpha, beta, mean = prices[:, None, 0], prices[:, None, 1], np.sqrt(prices[:, None, 0] * prices[:, None, 1])
-            need, fall, work = sums(cuts)
-            uphill = alpha * (need - fall * chi - 1) + mean * work, mean * work - beta
-            climb = np.stack([(near[:, :, None] * np.nan_to_num(part, posinf=0.0)).sum(1) for part in uphill], axis=1)
-            length = np.maximum(self.best_s - found, 0.0) / np.maximum((climb**2).sum((1, 2)), 1e-300)  # Polyak's
-            prices = prices * np.exp(np.clip(length[:, None, None] * climb, -0.7, 0.7))
+            if step:  # Polyak's step, along what the corners near the lowest ask for
+                safe = np.where(np.isfinite(found), found, 0.0)[:, None]
+                near = np.exp((safe - np.where(np.isfinite(value), value, np.inf)) / (_SOFT * self.best_s))
+                near = near / np.maximum(near.sum(1, keepdims=True), 1e-300)
+                asked = (cost == lowest[:, :, None]) * np.isfinite(lowest)[:, :, None]
+                climb = lines.uphill(prices, chi, near, asked.reshape(len(rows), len(self.corners), -1))
+                length = np.maximum(self.best_s - found, 0.0) / np.maximum((climb**2).sum((1, 2)), 1e-300)
+                prices = prices * np.exp(np.clip(length[:, None, None] * climb, -0.7, 0.7))
+            if 2 * on.sum() < len(on):
+                lines.keep(on)
+                rows, prices, chi, early = rows[on], prices[on], chi[on], early[on]
         for box, low, best in zip(boxes, least, leading, strict=True):
             box.bound, box.prices = max(box.bound, float(low) * CERTAIN), best
         return [box for box in boxes if box.bound < self.best_s * CERTAIN]
 
+    def _lines(self, boxes: Sequence[Box]) -> Tangents | Thrift:
+        """What meeting deadlines costs in these boxes."""
+        barred = np.array([np.where((self.menu.allowed & box.may).T.ravel(), 0.0, np.inf) for box in boxes])[:, None]
+        weight, cuts = self.weight[self.shared], self.menu.allowed.shape[1]
+        if self.menu.seconds_per_j:
+            return Thrift(self.stages, self.loads, boxes, barred, weight)
+        laid = self._laid(boxes)  # (B, S, 4, V N)
+        parts = laid[:, self.shared, 1:].reshape(len(boxes), -1, laid.shape[-1])
+        return Tangents(parts, barred + laid[:, None, :, 0].sum(2), weight, cuts)
+
     def _laid(self, boxes: Sequence[Box]) -> Array:
         """The tangents of all stages in all boxes; many boxes share them."""
+        keys = [[self._key(k, box) for k in range(len(self.stages))] for box in boxes]
         for k, stage in enumerate(self.stages):
-            new = list(dict.fromkeys(key for box in boxes if (key := self._key(k, box)) not in self.tables))
+            new = list(dict.fromkeys(key[k] for key in keys if key[k] not in self.tables))
             if new:
-                a = np.array([stage.a if u < 0 else stage.fixed(self.sets[u]) for _, u, _, _ in new])
+                a = np.array([stage.fixed(must) for _, must, _, _ in new])
                 ends = [key[2] for key in new], [key[3] for key in new]
-                self.tables |= dict(zip(new, stage.tangents(a, *ends, self.ratio.get(k, 0.0)), strict=True))
-        return np.array([[self.tables[self._key(k, box)] for k in range(len(self.stages))] for box in boxes])
+                laid = stage.tangents(a, *ends, self.ratio.get(k, 0.0)).swapaxes(2, 3).reshape(len(new), 4, -1)
+                self.tables |= dict(zip(new, laid, strict=True))
+        return np.array([[self.tables[key] for key in mine] for mine in keys])
 
-    def _key(self, k: int, box: Box) -> tuple[int, int, float, float]:
-        return k, box.used if self.stages[k].cohort.any() else -1, box.lo[k], box.hi[k]
+    def _key(self, k: int, box: Box) -> tuple[int, Set, float, float]:
+        return k, box.must if self.by_set[k] else (), box.lo[k], box.hi[k]
 
-    def _floors(self, u: int) -> list[float]:
-        """The earliest deadlines of all stages, if one set of cuts is in use."""
-        some = np.where(self.menu.allowed & self.sets[u], 0.0, np.inf)
-        return [float((stage.fixed(self.sets[u]) + stage.solo + some).min(1).max()) for stage in self.stages]
+    def _levels(self, box: Box) -> dict[int, list[float]]:
+        """Deadlines that cuts meet exactly, of the stages in which nothing is shared; none is before the last client's
+        earliest."""
+        found = {}
+        for k, stage in enumerate(self.stages):
+            if k not in self.shared:
+                key = k, box.must if self.by_set[k] else (), box.may
+                if key not in self.levels:
+                    each = np.where(self.menu.allowed & box.may, stage.fixed(key[1]), np.inf)
+                    ends = np.unique(each)
+                    self.levels[key] = ends[(ends >= each.min(1).max()) & (ends < np.inf)].tolist()
+                found[k] = self.levels[key]
+        return found
 
 
-def _with(ends: tuple[float, ...], k: int, value: float) -> tuple[float, ...]:
-    return (*ends[:k], value, *ends[k + 1 :])
+def _with(old: tuple[T, ...], k: int, value: T) -> tuple[T, ...]:
+    return (*old[:k], value, *old[k + 1 :])

@@ -6,17 +6,20 @@ A round is a sum of stages, and a stage ends with its slowest client (`cost.stag
     chi_s(v) = min over shares of max_n  a_sn(v_n) + X_sn(v_n) / r_n(B_sn) + c_sn(v_n) / f_sn,
 
 a stage that comes w_s times in a round (or in w_s of several rounds). For given v that is P2.1, stage by stage, which
-`allocate` solves.
+`allocate` solves. Where a joule is worth W seconds, stages cost chi_s + W sum_n E_sn, client speed and power are chosen
+too, and `allocate_energy` solves them.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitcast.allocate.allocate import Allocation, allocate
+from splitcast.allocate.energy import EnergyAllocation, allocate_energy
 from splitcast.allocate.rate import LinearRate, Rate, ShannonRate
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array, Cell
@@ -45,6 +48,15 @@ class Block:
     """received power of the uplink (W), or bit/s/Hz of the downlink, (S, N)"""
     cohort_s: Array
     """seconds of a broadcast that every cohort has one of, in ``fixed_s`` too; 0 where there is one for all"""
+    busy_s: Array
+    """seconds of computing on the client at full speed, in ``fixed_s`` too"""
+    busy_j: Array
+    """joules of that"""
+
+    @property
+    def loads(self) -> tuple[Array, ...]:
+        """What a client has to do."""
+        return self.fixed_s, self.bits, self.flops, self.busy_s, self.busy_j
 
 
 @dataclass(frozen=True)
@@ -55,10 +67,17 @@ class Menu:
     blocks: Sequence[Block]
     allowed: NDArray[np.bool_]
     """(N, V)"""
+    seconds_per_j: float = 0.0
+    """W; 0: clients are at full speed and power"""
 
     @staticmethod
     def of(
-        cell: Cell, stages: Sequence[Sequence[Stage]], met: Conditions, allowed: NDArray[np.bool_], rounds: int = 1
+        cell: Cell,
+        stages: Sequence[Sequence[Stage]],
+        met: Conditions,
+        allowed: NDArray[np.bool_],
+        rounds: int = 1,
+        seconds_per_j: float = 0.0,
     ) -> "Menu":
         """From the stages of a round, or of several, at each of V cuts, all clients at the same one, and conditions
         (D, N) of D rounds; ``allowed`` (N, V)."""
@@ -74,7 +93,7 @@ class Menu:
             some = [column for column in counts if _sharing(column[0]) == sharing]
             if some:
                 blocks.append(_block(sharing, some, [counts[column] for column in some], cell, met))
-        return Menu(cell, blocks, allowed)
+        return Menu(cell, blocks, allowed, seconds_per_j)
 
     @property
     def stages(self) -> int:
@@ -85,6 +104,12 @@ class Menu:
     def in_cohorts(self) -> bool:
         """Whether something is broadcast to every cohort."""
         return any(bool(block.cohort_s.any()) for block in self.blocks)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether no two clients have a part in the same stage."""
+        loads = (np.stack([b.fixed_s, b.bits, b.flops]).any((0, 3)) for b in self.blocks)  # (S, N) each
+        return all(bool((some.sum(1) <= 1).all()) for some in loads)
 
     def sets(self) -> list[NDArray[np.bool_]]:
         """The sets of cuts that may be in use, (V,) each; without broadcasts to cohorts, that of all is enough."""
@@ -117,25 +142,33 @@ def _block(
     efficiency = spectral_efficiency(cell, met.gains)[:, None, :, None]
     broadcast = each("broadcast_bits") / (cell.bandwidth_hz * efficiency)
     own = np.array([column[0].name == "model" for column in columns])[None, :, None, None]
-    fixed = (each("compute_flops") + each("backward_flops")) / speed + broadcast + joint / cell.server_flops_per_s
+    cycles = each("compute_flops") + each("backward_flops")
+    busy, joules = cycles / speed, cell.kappa * cell.client_flops_per_s[:, None] ** 2 * cycles
+    fixed = busy + broadcast + joint / cell.server_flops_per_s
     shape = (draws, len(columns), n, len(columns[0]))
     strength = cell.client_power_w * met.gains if sharing == "up" else efficiency[:, 0, :, 0]
-    parts = [fixed, each("uplink_bits" if sharing == "up" else "unicast_bits"), each("server_flops"), broadcast * ~own]
-    fixed, bits, flops, cohort = (np.broadcast_to(part, shape).reshape(-1, *shape[2:]).copy() for part in parts)
+    bits = each("uplink_bits" if sharing == "up" else "unicast_bits")
+    parts = (fixed, bits, each("server_flops"), broadcast * ~own, busy, joules)
+    fixed, bits, flops, cohort, busy, joules = (
+        np.broadcast_to(part, shape).reshape(-1, *shape[2:]).copy() for part in parts
+    )
     weight = np.tile(np.array(counts, dtype=np.float64) / draws, draws)
     power = np.repeat(strength, len(columns), axis=0)
-    return Block(sharing, weight, fixed, bits, flops, power, cohort)
+    return Block(sharing, weight, fixed, bits, flops, power, cohort, busy, joules)
 
 
 def timed(menu: Menu, cuts: Cuts) -> Array:
     """T(v) of assignments (K, N), exactly, (K,)."""
     total = np.zeros(len(cuts))
     for block in menu.blocks:
-        a, x, c = (taken(part, cuts) for part in (block.fixed_s, block.bits, block.flops))  # (S, K, N)
+        a, *others = (taken(part, cuts) for part in block.loads[: 5 if menu.seconds_per_j else 3])  # (S, K, N)
         if block.cohort_s.any():
             present = np.stack([(cuts == v).any(1) for v in range(menu.allowed.shape[1])], axis=-1)  # (K, V)
             a = a + np.einsum("snv,kv->skn", block.cohort_s, present) - taken(block.cohort_s, cuts)
-        value = a.max(-1) if block.sharing == "none" else allocated(menu, block, a, x, c).value_s
+        if menu.seconds_per_j:
+            value = saving(menu, block, a, *others).value_s
+        else:
+            value = a.max(-1) if block.sharing == "none" else allocated(menu, block, a, *others).value_s
         total += block.weight @ value
     return total
 
@@ -147,7 +180,26 @@ def taken(part: Array, cuts: Cuts) -> Array:
 
 def allocated(menu: Menu, block: Block, a: Array, x: Array, c: Array) -> Allocation:
     """The best shares for loads (S, K, N)."""
+    return allocate(fixed_s=a, uplink_bits=x, server_flops=c, **_cell(menu, block))
+
+
+def saving(
+    menu: Menu, block: Block, a: Array, x: Array, c: Array, busy: Array, joules: Array, power_w: Array | None = None
+) -> EnergyAllocation:
+    """The best shares, power and speed for loads (S, K, N); power up to ``power_w``, or that of the cell."""
+    return allocate_energy(
+        fixed_s=np.maximum(a - busy, 0.0),
+        compute_s=busy,
+        compute_j=joules,
+        uplink_bits=x,
+        server_flops=c,
+        power_w=menu.cell.client_power_w if power_w is None else power_w,
+        seconds_per_j=menu.seconds_per_j,
+        **_cell(menu, block),
+    )
+
+
+def _cell(menu: Menu, block: Block) -> dict[str, Any]:
     power = block.strength[:, None, :]
     rate: Rate = ShannonRate(power, menu.cell.noise_w_per_hz) if block.sharing == "up" else LinearRate(power)
-    totals = {"bandwidth_hz": menu.cell.bandwidth_hz, "cpu_flops": menu.cell.server_flops_per_s}
-    return allocate(fixed_s=a, uplink_bits=x, server_flops=c, rate=rate, **totals)
+    return {"rate": rate, "bandwidth_hz": menu.cell.bandwidth_hz, "cpu_flops": menu.cell.server_flops_per_s}

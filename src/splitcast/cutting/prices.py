@@ -6,9 +6,10 @@ bandwidth and of the whole CPU (`menu` has the other names),
     chi_s(v) >= sum_n h_sn(v_n) - alpha_s - beta_s,
     h_sn(v) = lambda_sn a_sn(v) + min_b (lambda_sn X_sn(v) / r_n(b) + alpha_s b) + 2 sqrt(lambda_sn c_sn(v) beta_s),
 
-so that T(v) >= sum_n min_u sum_s w_s h_sn(u) - sum_s w_s (alpha_s + beta_s) for every v: clients separate. The
-minimisers u_n are an assignment to try. Where clients weigh several stages differently, the bound lets each of them be
-late in one if it is early in another; with few stages, `deadlines` does not.
+so that T(v) >= sum_n min_u sum_s w_s h_sn(u) - sum_s w_s (alpha_s + beta_s) for every v: clients separate (`joules` has
+h where joules have a price). The minimisers u_n are an assignment to try. Where clients weigh several stages
+differently, the bound lets each of them be late in one if it is early in another; with few stages, `deadlines` does
+not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from splitcast.cost.cell import Array, Cell
+from splitcast.cutting.joules import loads_of, prices_at, spent
 from splitcast.cutting.menu import CERTAIN, Block, Cuts, Menu, allocated, taken
 
 Prices = tuple[Array, Array, Array]
@@ -27,6 +29,9 @@ def prices_of(menu: Menu, mixture: Array) -> list[Prices]:
     """Weights and prices of the best allocation, if client n did a share ``mixture`` (N, V) of the work of each cut."""
     found = []
     for block in menu.blocks:
+        if menu.seconds_per_j:
+            found.append(prices_at(menu, block, mixture))
+            continue
         a, x, c = ((part * mixture).sum(-1)[:, None] for part in (block.fixed_s, block.bits, block.flops))  # (S, 1, N)
         if block.sharing == "none":
             last = a[:, 0] >= a.max(-1) * (1 - 1e-9)
@@ -55,28 +60,35 @@ class Dual:
 
 def bound(menu: Menu, prices: Sequence[Prices]) -> Dual:
     """The bound by prices, whose weights sum to 1 in every stage."""
-    cost, spent, parts = np.zeros(menu.allowed.shape), 0.0, []
+    cost, paid, parts = np.zeros(menu.allowed.shape), 0.0, []
     for block, (weight, alpha, beta) in zip(menu.blocks, prices, strict=True):
-        lam, y = weight[:, :, None], block.flops / menu.cell.server_flops_per_s
-        root = np.sqrt(lam * y * beta[:, None, None])  # beta times the share that is asked for
-        seconds, share = lam * block.fixed_s + 2 * root, np.zeros_like(root)
-        if block.sharing != "none":
-            air, share = _air(lam * block.bits, alpha[:, None, None], block, menu.cell)
-            seconds += air
-        cost += np.tensordot(block.weight, seconds, axes=1)
-        spent += float(block.weight @ (alpha + beta))
-        parts.append((seconds, share, root))
+        part = _asked(menu, block, weight[:, :, None], alpha[:, None, None], beta[:, None, None])
+        cost += np.tensordot(block.weight, part[0], axes=1)
+        paid += float(block.weight @ (alpha + beta))
+        parts.append(part)
     cost = np.where(menu.allowed, cost, np.inf)
     asked = cost.argmin(1)
-    low, uphill = CERTAIN * (float(cost.min(1).sum()) - spent), list[Prices]()
+    low, uphill = CERTAIN * (float(cost.min(1).sum()) - paid), list[Prices]()
     for block, (weight, alpha, beta), part in zip(menu.blocks, prices, parts, strict=True):
-        seconds, share, root = (taken(each, asked[None])[:, 0] for each in part)
-        b, f = share.sum(1), root.sum(1)
-        each = seconds - alpha[:, None] * share - root  # lambda times the time of each client
+        costs, band, server, *joules = (taken(each, asked[None])[:, 0] for each in part)
+        each = costs - band - server - sum(joules)  # lambda times the time of each client
         times = block.weight[:, None]
         climb = times * (each - weight * each.sum(1, keepdims=True))
-        uphill.append((climb, block.weight * alpha * (b - 1), block.weight * (f - beta)))
+        uphill.append((climb, block.weight * (band.sum(1) - alpha), block.weight * (server.sum(1) - beta)))
     return Dual(low, asked, cost, uphill)
+
+
+def _asked(menu: Menu, block: Block, lam: Array, alpha: Array, beta: Array) -> list[Array]:
+    """What every choice costs, and how much of it is for the band, the server and joules, if these have a price;
+    (S, N, V) each."""
+    if menu.seconds_per_j:
+        return list(spent(loads_of(menu, block), lam, alpha, beta)[:4])
+    root = np.sqrt(lam * (block.flops / menu.cell.server_flops_per_s) * beta)
+    seconds = lam * block.fixed_s + 2 * root
+    if block.sharing == "none":
+        return [seconds, np.zeros_like(root), root]
+    air, share = _air(lam * block.bits, alpha, block, menu.cell)
+    return [seconds + air, alpha * share, root]
 
 
 def climbed(prices: Sequence[Prices], uphill: Sequence[Prices], missing_s: float) -> list[Prices]:
@@ -118,6 +130,23 @@ def alone(block: Block, cell: Cell) -> Array:
     return np.asarray(seconds + block.bits / (cell.bandwidth_hz * efficiency))
 
 
+def earliest(menu: Menu) -> list[float]:
+    """When each stage ends at the earliest, whatever the others take: its bound by prices if it were the only one."""
+    found = []
+    for block in menu.blocks:
+        for k in range(len(block.weight)):
+            parts = {name: getattr(block, name)[k : k + 1] for name in _STAGED}
+            only = replace(block, weight=np.ones(1), **parts)
+            single = Menu(menu.cell, [only], menu.allowed)
+            seconds = np.where(menu.allowed, alone(only, menu.cell)[0], np.inf)
+            least, asked = float(seconds.min(1).max()) * CERTAIN, seconds.argmin(1)
+            if block.sharing != "none":
+                least = max(least, bound(single, prices_of(single, np.eye(seconds.shape[1])[asked])).seconds)
+            found.append(least)
+    return found
+
+
+_STAGED = ("fixed_s", "bits", "flops", "strength", "cohort_s", "busy_s", "busy_j")
 _EFFICIENCY = np.concatenate([np.geomspace(1e-9, 1e-2, 400)[:-1], np.geomspace(1e-2, 80, 6000)])
 """L = ln(1 + snr/b)"""
 _LOG_SLOPE = np.log(
@@ -137,4 +166,4 @@ def cohorts(menu: Menu) -> Iterator[Menu]:
             replace(block, fixed_s=block.fixed_s - block.cohort_s + block.cohort_s[:, :, used].sum(-1, keepdims=True))
             for block in menu.blocks
         ]
-        yield Menu(menu.cell, blocks, menu.allowed & used)
+        yield replace(menu, blocks=blocks, allowed=menu.allowed & used)

@@ -44,9 +44,11 @@ class StageChoices:
     cohort: Array
     """s of a broadcast to the cohort, in a too"""
 
-    def fixed(self, used: NDArray[np.bool_]) -> Array:
-        """a, if the cuts in ``used`` (V,) have cohorts."""
-        return np.asarray(self.a - self.cohort + self.cohort[:, used].sum(-1, keepdims=True))
+    def fixed(self, must: Sequence[bool]) -> Array:
+        """a, if the cuts in ``must`` (V,) are in use and other clients' are not known; empty: none is."""
+        if not any(must):
+            return self.a
+        return np.asarray(self.a + self.cohort[:, must].sum(-1, keepdims=True) - np.where(must, self.cohort, 0.0))
 
     @property
     def solo(self) -> Array:
@@ -54,7 +56,7 @@ class StageChoices:
         return np.asarray(self.y + (self.x if self.snr is None else self.x / np.log1p(self.snr)))
 
     def tangents(self, a: Array, lo: Sequence[float], hi: Sequence[float], ratio: float) -> Array:
-        """A, Lambda and R for deadlines from lo to hi (M,), (M, 3, N, V); A is infinite where a cut cannot meet hi.
+        """0, or infinity where a cut cannot meet hi, then A, Lambda and R, (M, 4, N, V), for deadlines lo to hi (M,).
 
         They touch at the middle, for beta = ratio alpha. ``a`` is (M, N, V).
         """
@@ -62,7 +64,7 @@ class StageChoices:
         alone = a + self.solo
         closed = alone > last * (1 + 1e-12)
         if not self.shared:
-            return np.stack([np.where(closed, np.inf, 0.0), np.zeros_like(a), np.zeros_like(a)], axis=1)
+            return np.stack([np.where(closed, np.inf, 0.0), *[np.zeros_like(a)] * 3], axis=1)
         slack = np.where(closed, 1.0, np.maximum(first + last, alone + last) / 2 - a)
         slack = np.maximum(slack, 1e-300)
         if self.snr is None:
@@ -72,7 +74,7 @@ class StageChoices:
         silent = self.x <= 0  # only the server's share matters, if it works at all
         slope = np.where(silent, max(ratio, 1e-12) * self.y / slack**2, slope)
         offset = slope * a + np.where(silent, 0.0, price)
-        return np.stack([np.where(closed, np.inf, offset), slope, np.sqrt(slope * self.y)], axis=1)
+        return np.stack([np.where(closed, np.inf, 0.0), offset, slope, np.sqrt(slope * self.y)], axis=1)
 
     def _shannon(self, slack: Array, snr: Array, ratio: float) -> tuple[Array, Array]:
         """Lambda, and Lambda x / r + b, at b = snr / (e^L - 1) such that x / r + y / f = slack, nearly."""
@@ -106,3 +108,49 @@ def choices(menu: Menu) -> list[StageChoices]:
             y, shared = block.flops[k] / cell.server_flops_per_s, block.sharing != "none"
             found.append(StageChoices(float(weight), shared, block.fixed_s[k], x, y, snr, block.cohort_s[k]))
     return found
+
+
+class Tangents:
+    """The least price of meeting deadlines in boxes of them, stage by stage, of all choices: what `deadlines` adds up.
+
+    Shapes: B boxes, K corners of each, Q stages in which something is shared.
+    """
+
+    def __init__(self, parts: Array, barred: Array, weight: Array, cuts: int) -> None:
+        """``parts``: A, Lambda and R stage by stage, (B, 3 Q, V N); ``barred``: 0, or infinity, (B, 1, V N)."""
+        self.parts, self.barred, self.weight, self.cuts = parts, barred, weight, cuts
+
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Go on with some of the boxes."""
+        self.parts, self.barred = self.parts[which], self.barred[which]
+
+    def costs(self, prices: Array, chi: Array) -> Array:
+        """Of every choice at prices (B, 2, Q) and deadlines (B, K, Q), (B, K, V, N)."""
+        alpha, mean = prices[:, None, 0], np.sqrt(prices[:, None, 0] * prices[:, None, 1])  # (B, 1, Q)
+        each = np.empty((*chi.shape, 3))
+        each[..., 0], each[..., 1], each[..., 2] = alpha, -alpha * chi, 2 * mean
+        cost = each.reshape(*chi.shape[:2], -1) @ self.parts + self.barred
+        return np.asarray(cost.reshape(*chi.shape[:2], self.cuts, -1))
+
+    def fitted(self, prices: Array, chi: Array) -> Array:
+        """Prices (B, 2, Q) at which what is asked for in the middle is worth the time of a stage."""
+        each = self.costs(prices, chi.mean(1, keepdims=True))  # (B, 1, V, N)
+        picked = (each == each.min(2, keepdims=True)).reshape(len(each), -1, 1) * 1.0
+        _, fall, work = self._sums(picked)
+        alpha = self.weight / np.maximum(fall[..., 0], 1e-300)
+        return np.stack([alpha, alpha * work[..., 0] ** 2], axis=1)
+
+    def uphill(self, prices: Array, chi: Array, near: Array, asked: Array) -> Array:
+        """Supergradient in the logarithms of the prices, (B, 2, Q): of what corners ask for, (B, K, V N), each counted
+        ``near`` (B, K) times."""
+        way = np.stack([near, *(near[:, :, None] * chi).transpose(2, 0, 1)], axis=1)  # (B, 1 + Q, K)
+        need, fall, work = self._sums((way @ asked).swapaxes(1, 2))  # (B, Q, 1 + Q)
+        used = np.diagonal(fall[..., 1:], axis1=1, axis2=2)
+        alpha, beta = prices[:, 0], prices[:, 1]
+        both = np.sqrt(alpha * beta) * work[..., 0]
+        return np.stack([alpha * (need[..., 0] - used - 1) + both, both - beta], axis=1)
+
+    def _sums(self, picked: Array) -> tuple[Array, Array, Array]:
+        """Of A, Lambda and R over what was picked (B, V N, M), (B, Q, M) each."""
+        total = (self.parts @ picked).reshape(len(self.parts), -1, 3, picked.shape[-1])
+        return total[:, :, 0], total[:, :, 1], total[:, :, 2]

@@ -11,6 +11,10 @@ client halves where they are averaged (`sfl`, `local-loss`, `fl`); where they ar
 Whoever has delivered waits for the next version and begins with it. So K = N is the scheme as it was. What is sent is
 counted in the round in which it begins. Clients are at different places of their rounds, so that nothing is shared out
 among them anew: each has 1/N of the band and of the server to itself.
+
+With a deadline, B is whoever has delivered S seconds after the last version, K of them at least: who is late goes on
+and counts in a later version, by its staleness. A round takes S seconds; less where all have delivered before, more
+where fewer than K have.
 """
 
 import json
@@ -60,7 +64,7 @@ class Flight:
 
 
 class AsyncSimulator(Simulator):
-    """All clients and the server in one process; the server goes on with ``wait_for`` of them."""
+    """All clients and the server in one process; the server goes on with ``wait_for`` of them, or with a deadline."""
 
     def __init__(self, *args: Any, pace: Pace, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,7 +80,7 @@ class AsyncSimulator(Simulator):
 
     def round(self, t: int, ledger: Ledger | None = None, who: np.ndarray | None = None) -> RoundReport:
         """From version t - 1 to version t: those who wait begin, and the first K of all deliver."""
-        assert who is None  # everybody takes part
+        assert who is None or len(who) == len(self.sizes)  # everybody takes part
         ledger, state = ledger or Ledger(), self.one_state
         self.optimiser.begin(t)
         self.server_optimiser.begin(t)
@@ -88,16 +92,30 @@ class AsyncSimulator(Simulator):
         seconds, parts = self.pace(t)
         for n, (client, server) in cohort.arrived.items():
             self.flights[n] = Flight(t - 1, self.now + float(seconds[n]), parts[n], client, server)
-        first = sorted(self.flights, key=lambda n: (self.flights[n].arrives_s, n))[: self.train.wait_for]
-        last = self.flights[first[-1]]
-        waited = Waited(last.arrives_s - self.now, first[-1], last.part)
-        self.now = last.arrives_s
+        first, waited = self._wait()
         stale = [t - 1 - self.flights[n].since for n in first]
         ledger.note("staleness", sum(stale) / len(stale))
+        if self.train.deadline_s:
+            ledger.note("late", len(self.flights) - len(first))
         self._deliver(sorted(first), t)
         if self.scheme.syncs(t):
             link.models("down", state.client.travelling(), sorted(first), broadcast=True)
         return RoundReport(cohort.mean_loss(), begin.tolist(), ledger, waited=waited)
+
+    def _wait(self) -> tuple[list[int], Waited]:
+        """Until the next version: who delivers, and for whom the server waited, at a deadline for who is next."""
+        order = sorted(self.flights, key=lambda n: (self.flights[n].arrives_s, n))
+        taken, limit = self.train.wait_for, self.train.deadline_s
+        if limit:
+            done = sum(flight.arrives_s <= self.now + limit for flight in self.flights.values())
+            if taken <= done < len(order):
+                self.now += limit
+                return order[:done], Waited(limit, order[done], self.flights[order[done]].part)
+            taken = max(taken, done)
+        last = self.flights[order[taken - 1]]
+        waited = Waited(last.arrives_s - self.now, order[taken - 1], last.part)
+        self.now = last.arrives_s
+        return order[:taken], waited
 
     def _deliver(self, ids: Sequence[int], t: int) -> None:
         """Version t, from the moves of these clients."""
@@ -187,8 +205,8 @@ def refuse_waiting(sim: Simulator, clients: int) -> None:
         raise SplitcastError(f"wait_for: policy {sim.config.policy.policy!r} moves the cut of all at once; use fixed")
     if sim.identical:
         raise SplitcastError("wait_for: client_update 'identical' has one step for all; use own")
-    if train.participation < 1 or train.dropout or train.deadline_s:
-        raise SplitcastError("wait_for: everybody takes part; leave participation, dropout and deadline_s out")
+    if train.participation < 1 or train.dropout:
+        raise SplitcastError("wait_for: everybody takes part; leave participation and dropout out")
     if sim.optimiser.at_sync != "average":
         raise SplitcastError("wait_for: the optimiser's state is averaged with the weights; leave optimizer_state out")
     if train.wait_for > clients:

@@ -6,13 +6,15 @@ that are averaged at the end of the round have copies for the round; all others 
 each client while there are several local steps, or the optimiser is not linear.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream, torch_seed
@@ -35,14 +37,31 @@ from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import saved_bytes
 from splitcast.training.placement import Placed, Placement
 from splitcast.training.runtime import Runtime
-from splitcast.training.task import Task
+from splitcast.training.task import Task, headline_of
 from splitcast.training.weights import Weights
 
 ACTIVATION_BYTES = 2**29
 """Budget of the activations that are kept for the backward pass."""
 CHUNK_BYTES = 2**26
-"""Budget of a chunk of stacked clients, activations and formed gradients: while single tensors stay well below 32 MB
-the C library hands freed memory out again; beyond, every step pays for fresh pages, more than for the arithmetic."""
+"""Budget of a chunk of stacked clients, activations and formed gradients: less of it pays for more calls, and where the
+C library does not keep what is freed (`base.heap`), tensors beyond 32 MB would pay for fresh pages."""
+THROUGH = 1000
+"""Samples that are tested through the uplink's format as well, in the last test."""
+
+
+@dataclass(frozen=True)
+class Coded(Defence):
+    """Whatever defence there is, and then a wire format."""
+
+    codec: Codec = FP32
+
+    @staticmethod
+    def by(codec: Codec, defence: Defence | None) -> "Coded":
+        """A format behind a defence."""
+        return Coded(**(vars(defence) if defence else {}), codec=codec)
+
+    def guard(self, smashed: Tensor) -> Tensor:
+        return self.codec.through(super().guard(smashed))
 
 
 class Simulator:
@@ -95,6 +114,8 @@ class Simulator:
         self.state: AnyState = start(self.initial(placement), placement)
         self.sample_bytes = saved_bytes(model)
         self.differences = Differences()
+        self.done = 0
+        """the last round that was run here"""
         self.server_copies: Weights | None = None
         """the copies of the last round, whose memory the next one takes over"""
 
@@ -134,6 +155,7 @@ class Simulator:
         """Run round ``t``, counted from 1, with these clients; by default with those that the configuration draws."""
         ledger = ledger or Ledger()
         who = participants(self.train, len(self.sizes), t) if who is None else who
+        self.done = t
         self.optimiser.begin(t)
         self.server_optimiser.begin(t)
         if not self.scheme.sync.exact and isinstance(self.state, State):
@@ -156,7 +178,9 @@ class Simulator:
         """The measures of the averaged model; of clients with models of their own (`Scheme.personal`) the mean."""
         x, y = self._here(x), self._here(y)
         if not self._scheme.personal:
-            return self._measures(self.averaged(), x, y)
+            params = self.averaged()
+            tested = self._measures(params, x, y)
+            return tested | (self._lost(params, x[:THROUGH], y[:THROUGH]) if self._ended(tested) else {})
         one, found = torch.ones_like(self.weights[:1]), list[dict[str, float]]()
         for n, (first, size) in enumerate(zip(self._first, self.sizes, strict=True)):
             own = self.y[torch.from_numpy(self._rows[first : first + size]).to(self.runtime.device)]
@@ -166,11 +190,26 @@ class Simulator:
                 found.append(self._measures(self.state.of(n).averaged(one), x[mine], y[mine]))
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]} if found else {}
 
-    def _measures(self, params: Params, x: Tensor, y: Tensor) -> dict[str, float]:
+    def _measures(self, params: Params, x: Tensor, y: Tensor, codec: Codec = FP32) -> dict[str, float]:
         with self.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "defence"))
             guard = self.kit.guard(self.state.placement)
+            if not codec.exact:
+                guard = self.state.placement.segments[0].stop, Coded.by(codec, self.kit.defence)
             return evaluate(self.model, params, self.task, x, y, self.runtime, guard=guard)
+
+    def _ended(self, found: Mapping[str, float]) -> bool:
+        """Whether a test with these measures is the last."""
+        judged, goal = headline_of(self.task), self.train.stop_at
+        return self.done >= self.train.rounds or bool(goal and judged.reached(found.get(judged.name, math.nan), goal))
+
+    def _lost(self, params: Params, x: Tensor, y: Tensor) -> dict[str, float]:
+        """What the headline loses on some samples if their smashed data pass the uplink's format: ``..._lost``."""
+        place, codec, judged = self.state.placement, self.scheme.uplink.at(self.done), headline_of(self.task)
+        if codec.exact or len(place.kinds) > 1 or place.segments[0].stop >= self.model.depth:
+            return {}
+        plain, sent = (self._measures(params, x, y, each).get(judged.name, math.nan) for each in (FP32, codec))
+        return {f"{judged.name}_lost": (sent - plain) if judged.lower else plain - sent}
 
     def evaluate_clients(self, most: int) -> list[dict[str, float]]:
         """The measures of every client's model, with its own half where halves differ, on up to so many of its own

@@ -1,4 +1,4 @@
-"""Models of other libraries, with fresh weights: transformers by a configuration file, timm by a name.
+"""Models of other libraries, without their weights: transformers by a configuration, timm by a name.
 
 A configuration is data: it names one of the library's own classes, and nothing that it says is run.
 """
@@ -14,6 +14,10 @@ from torch import Tensor, nn
 
 from splitcast.base.errors import SplitcastError, imported, shown
 from splitcast.base.files import read_bounded
+from splitcast.data.loading import cache_folder
+from splitcast.data.text.gguf import CONFIG
+from splitcast.data.text.located import HF, located
+from splitcast.data.text.packages import MODELS
 
 FILE_BYTES = 1_000_000
 MOST_PARAMETERS = 2**31
@@ -26,15 +30,15 @@ _IGNORED = ("model_type", "architectures", "auto_map", "transformers_version", "
 
 
 def from_transformers(
-    file: str, input_shape: Sequence[int], classes: int, task: str, *, shapes_only: bool = False
+    arch: str, input_shape: Sequence[int], classes: int, task: str, *, shapes_only: bool = False
 ) -> tuple[nn.Module, Tensor]:
-    """The model that a configuration file of transformers describes, fitted to samples and classes, and an example.
+    """The model that a configuration of transformers describes, fitted to samples and classes, and an example.
 
     The head is the task's; channels, image size and labels are those of the data. With ``shapes_only`` it has no
     values, so that any size can be planned.
     """
-    field = f"arch: hf:{file}"
-    automatic, values = _described(file)
+    field = f"arch: {arch}"
+    automatic, values = _described(arch)
     kind = values["model_type"]
     images = len(input_shape) == 3
     head = HEADS.get(task, "ImageClassification" if images else "SequenceClassification")
@@ -57,16 +61,16 @@ def from_transformers(
         raise SplitcastError(f"{field} makes no {head} model: {said[:300]}") from None
     if images:
         return made, torch.zeros(1, *input_shape)
-    refuse_long(config.get_text_config(), input_shape, f"hf:{file}")
+    refuse_long(config.get_text_config(), input_shape, arch)
     return made, torch.full((1, *input_shape), config.get_text_config().vocab_size - 1)
 
 
 def text_shape(arch: str) -> tuple[int, bool] | None:
-    """Of hf:CONFIG.json: the length of texts to plan with, and whether it says that the next token is predicted; None
-    of other models."""
-    if not arch.startswith("hf:") or not arch.endswith(".json"):
+    """Of a model of transformers for texts: the length to plan with, and whether its configuration says that the next
+    token is predicted; None of other models."""
+    if not is_described(arch):
         return None
-    automatic, values = _described(arch[3:])
+    automatic, values = _described(arch)
     try:
         config = automatic.for_model(values["model_type"])
     except (ValueError, KeyError):
@@ -103,13 +107,29 @@ def needed(package: str, arch: str, remedy: str) -> None:
         raise SplitcastError(f"arch: {arch} needs {package}, which is not installed; {remedy}")
 
 
-def _described(file: str) -> tuple[Any, dict[str, Any]]:
-    """The library's maker of configurations, and what a file says."""
-    needed("transformers", "hf:", "pip install 'splitcast[models]'")
+def is_described(arch: str) -> bool:
+    """Whether a model has a configuration of transformers."""
+    return arch in MODELS or arch.startswith(HF)
+
+
+def source_of(arch: str, *, weights: bool) -> Path:
+    """The folder of a model of transformers, or its configuration file alone."""
+    if arch not in MODELS:
+        return located(arch, weights=weights)
+    folder = cache_folder() / arch
+    if not MODELS[arch].is_whole(folder):
+        raise SplitcastError(f"arch: {arch} is not in {folder.parent}; get it with: splitcast data get {arch}")
+    return folder
+
+
+def _described(arch: str) -> tuple[Any, dict[str, Any]]:
+    """The library's maker of configurations, and what a model's says."""
+    needed("transformers", arch, "pip install 'splitcast[models]'")
     automatic = imported("arch", "transformers:AutoConfig", takes=0)
-    values = _read(Path(file), f"arch: hf:{file}")
+    source = source_of(arch, weights=False)
+    values = _read(source / CONFIG if source.is_dir() else source, f"arch: {arch}")
     if not isinstance(values.get("model_type"), str):
-        raise SplitcastError(f"arch: hf:{file} has no model_type, such as resnet or vit")
+        raise SplitcastError(f"arch: {arch} has no model_type, such as resnet or vit")
     return automatic, values
 
 

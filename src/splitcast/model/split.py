@@ -7,23 +7,23 @@ is moving dictionary entries.
 
 import copy
 import hashlib
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.func import functional_call
 
 from splitcast.base.config import LoraConfig
 from splitcast.base.errors import SplitcastError
+from splitcast.model import probe
 from splitcast.model.graph import is_still, pieces
 from splitcast.model.lora import LoRA
-from splitcast.model.tape import answer
+from splitcast.model.params import Params as Params
+from splitcast.model.params import block_of as block_of
+from splitcast.model.profile import CutProfile, profile
 from splitcast.model.transformer import (
     adapted,
     example_of,
@@ -33,38 +33,11 @@ from splitcast.model.transformer import (
     transformer_blocks,
 )
 
-Params = dict[str, Tensor]
 Blocks = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
 """What a model may be given as: a module, or its parts in their order."""
 
 ROWS_CHECKED = 4
 """Of the batch on which blocks are compared with the whole module."""
-
-
-def block_of(name: str) -> int:
-    """The block, counted from 0, that owns a parameter."""
-    return int(name.split(".", 1)[0])
-
-
-@dataclass(frozen=True)
-class CutProfile:
-    """What one cut costs, per sample and in parameters."""
-
-    cut: int
-    behind: str
-    """name of the last block before it"""
-    client_parameters: int
-    """phi(v)"""
-    client_fraction: float
-    """phi(v)/q"""
-    privacy: float
-    """log(1 + phi(v)/q), at least epsilon in P1"""
-    smashed_values: int
-    """values per sample that cross the cut, each way"""
-    client_forward_flops: int
-    client_backward_flops: int
-    server_forward_flops: int
-    server_backward_flops: int
 
 
 class SplitModel:
@@ -105,6 +78,8 @@ class SplitModel:
         self._frozen: Params = {}
         self._twice: set[str] = set()
         """Names of frozen parameters that are another's tensor."""
+        self.halved: set[str] = set()
+        """Names of frozen parameters that are kept as bfloat16 (`halve`)."""
         first: dict[int, str] = {}
         for name, p in whole.named_parameters(remove_duplicate=False):
             if not p.requires_grad:
@@ -121,7 +96,7 @@ class SplitModel:
         self._mutating: set[int] = set()
         self._shapes = self._measure_shapes()
         self._counted: dict[tuple[int, bool], tuple[int, int]] = {}
-        self._mixing = [self._mixes(block) for block in range(self.depth)]
+        self._mixing = [probe.mixes(self, block) for block in range(self.depth)]
         self._stackable: dict[int, bool] = {}
         self._adapted: dict[tuple[int, int], bool] = {}
 
@@ -168,7 +143,7 @@ class SplitModel:
                 names=[piece.name for piece in found],
                 arch=arch or f"object:{type(module).__name__}",
             )
-            made._refuse_unlike(own, batch(ROWS_CHECKED))
+            probe.refuse_unlike(made, own, batch(ROWS_CHECKED))
         made.source = own
         return made
 
@@ -188,6 +163,8 @@ class SplitModel:
         is the token that stands where there is nothing. Without, encoders and models that classify sequences have
         their own; other decoders need none while padding is behind the text.
         """
+        if lora and lora.side != "both":
+            raise SplitcastError(f"lora.side: {lora.side!r} needs a cut; give it in the configuration, with the module")
         own = adapted(model, lora)
         example = example_of(own) if example is None else example
         padding = padding_of(own) if padding is None and not example.is_floating_point() else padding
@@ -200,7 +177,7 @@ class SplitModel:
         if not example.is_meta:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                made._refuse_unlike(own, some_tokens(own, example, padding))
+                probe.refuse_unlike(made, own, some_tokens(own, example, padding))
         made.source = own
         return made
 
@@ -235,9 +212,28 @@ class SplitModel:
 
     def frozen(self, dtype: torch.dtype = torch.float32) -> Params:
         """What is not trained: parameters, and running statistics that are used as they are. Not copied, if they are of
-        that type: nobody changes them."""
+        that type: nobody changes them. What is halved stays so."""
         kept = self._frozen | self._still
-        return {k: v.to(dtype if v.is_floating_point() else v.dtype) for k, v in kept.items()}
+        as_it_is = {k for k, v in kept.items() if k in self.halved or not v.is_floating_point()}
+        return {k: v if k in as_it_is else v.to(dtype) for k, v in kept.items()}
+
+    def freeze(self, gone: Callable[[str], bool]) -> None:
+        """Train some parameters, none of them tied, no more."""
+        for name, p in self._half(0, self.depth).named_parameters():
+            if name in self._initial and gone(name):
+                p.requires_grad_(False)
+                self._frozen[name] = self._initial.pop(name)
+        self._counted, self._stackable, self._adapted = {}, {}, {}
+
+    def halve(self) -> None:
+        """Keep frozen matrices as bfloat16: half the memory. Passes then run under torch's autocast. Of a model without
+        values it is only noted."""
+        for name, p in self._half(0, self.depth).named_parameters(remove_duplicate=False):
+            if name in self._frozen and p.dim() > 1:
+                self.halved.add(name)
+                if not p.is_meta:
+                    p.data = p.data.bfloat16()
+                    self._frozen[name] = p.detach()
 
     def buffers(self, dtype: torch.dtype = torch.float32) -> Params:
         """A fresh copy of the buffers, such as running statistics; whole numbers stay whole."""
@@ -270,7 +266,7 @@ class SplitModel:
         made._initial = self._initial | {name: p.detach().clone() for name, p in whole.named_parameters()}
         made._shapes = [*self._shapes, *[out] * len(heads)]
         made._counted, made._stackable, made._adapted = {}, {}, {}
-        made._mixing = [made._mixes(block) for block in range(len(made.blocks))]
+        made._mixing = [probe.mixes(made, block) for block in range(len(made.blocks))]
         return made
 
     def entering(self, block: int) -> tuple[int, ...]:
@@ -298,15 +294,22 @@ class SplitModel:
         for name, owner in self.tied.items():
             if owner in params and start <= block_of(name) < stop:
                 mine[name] = params[owner]
-        dtype = next((p.dtype for p in mine.values() if p.is_floating_point()), x.dtype)
+        real = (p.dtype for k, p in mine.items() if p.is_floating_point() and k not in self.halved)
+        dtype = next(real, x.dtype)
         for name, buffer in {**self._buffers, **self._still, **self._constants}.items():
             if name not in mine and start <= block_of(name) < stop:
-                real = buffer.is_floating_point() and dtype.is_floating_point
-                mine[name] = buffer.to(x.device, dtype if real else buffer.dtype, copy=name in self._buffers)
+                both = buffer.is_floating_point() and dtype.is_floating_point
+                mine[name] = buffer.to(x.device, dtype if both else buffer.dtype, copy=name in self._buffers)
         if start in self._mutating:
             x = x.clone()
-        out: Tensor = functional_call(self._half(start, stop), mine, (x,), tie_weights=False)
-        return out
+        with self._arithmetic(x.device.type):
+            out: Tensor = functional_call(self._half(start, stop), mine, (x,), tie_weights=False)
+        return out.float() if self.halved and out.dtype == torch.bfloat16 else out
+
+    def _arithmetic(self, device: str) -> AbstractContextManager[Any]:
+        """Autocast, where matrices are halved and nobody has asked for it around the pass."""
+        needed = self.halved and device != "meta" and not torch.is_autocast_enabled(device)
+        return torch.autocast(device, torch.bfloat16) if needed else nullcontext()
 
     def only_adapters(self, start: int, stop: int) -> bool:
         """Whether all that blocks start+1..stop train is adapters, of which a pass takes those of many clients."""
@@ -326,12 +329,17 @@ class SplitModel:
         """Whether copies of blocks start+1..stop run together: torch has rules for all that they do."""
         for block in range(start, stop):
             if block not in self._stackable:
-                self._stackable[block] = self._stacks(block)
+                self._stackable[block] = probe.stacks(self, block)
         return all(self._stackable[block] for block in range(start, stop))
 
     def smashed_shape(self, block: int) -> tuple[int, ...]:
         """Shape, per sample, of what leaves a block: the input for 0, the output for V and for every head."""
         return self._shapes[block]
+
+    def uses(self, block: int, name: str) -> bool:
+        """Whether a block has a parameter, its own or one that is tied to its own."""
+        owned = (alias for alias, owner in self.tied.items() if owner == name)
+        return any(block_of(each) == block for each in (name, *owned))
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -343,52 +351,6 @@ class SplitModel:
         finally:
             for module, training in modes:
                 module.training = training
-
-    def _samples(self, rows: int, block: int) -> Tensor:
-        """Random input of a block; of tokens only the first two, which every model has."""
-        if block == 0 and not self.input_dtype.is_floating_point:
-            return torch.randint(0, 2, (rows, *self.input_shape), dtype=self.input_dtype, device=self.device)
-        return torch.randn(rows, *self.entering(block), device=self.device)
-
-    def _mixes(self, block: int) -> bool:
-        """Whether the first row of a block's output changes with the second row of its input."""
-        if self.device == "meta":
-            return False  # no values to be asked, and nothing is trained
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            x = self._samples(2, block)
-            other = torch.cat([x[:1], self._samples(2, block)[1:]])
-            try:
-                first, second = (self._seeded(block, rows) for rows in (x, other))
-            except (RuntimeError, ValueError, IndexError):
-                return True  # what cannot be asked is not trusted with two clients
-        return not torch.equal(first[0], second[0])
-
-    def _stacks(self, block: int) -> bool:
-        params = {k: torch.stack([v, v]).requires_grad_() for k, v in self._initial.items() if self._uses(block, k)}
-        buffers = {k: torch.stack([v, v]) for k, v in self._buffers.items() if block_of(k) == block}
-
-        def run(leaves: Params, own: Params, x: Tensor) -> Tensor:
-            return self.forward(own | leaves, x, block, block + 1)
-
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            x = torch.stack([self._samples(2, block), self._samples(2, block)])
-            try:
-                out = vmap(run, randomness="different")(params, buffers, x)
-                if out.requires_grad:
-                    torch.autograd.grad(out.sum(), list(params.values()), allow_unused=True)
-            except (RuntimeError, ValueError, IndexError, NotImplementedError):
-                return False
-        return True
-
-    def _uses(self, block: int, name: str) -> bool:
-        owned = (alias for alias, owner in self.tied.items() if owner == name)
-        return any(block_of(each) == block for each in (name, *owned))
-
-    def _seeded(self, block: int, x: Tensor) -> Tensor:
-        torch.manual_seed(1)
-        return self.forward(self._initial, x, block, block + 1)
 
     def _measure_shapes(self) -> list[tuple[int, ...]]:
         x = torch.zeros(1, *self.input_shape, device=self.device, dtype=self.input_dtype)
@@ -411,42 +373,9 @@ class SplitModel:
                 shapes.append(tuple(x.shape[1:]))
         return shapes
 
-    def _refuse_unlike(self, module: nn.Module, x: Tensor) -> None:
-        """Refuse blocks that do not together do what the module does, on a random input: output and gradients."""
-        params = {name: p.clone().requires_grad_() for name, p in self._initial.items()}
-        theirs = dict(module.named_parameters())
-        pairs = [(p, theirs[name.split(".", 1)[1]]) for name, p in params.items()]
-        torch.manual_seed(1)
-        ours = self.forward(params, x, 0, self.depth)
-        torch.manual_seed(1)
-        out = answer(functional_call(module, copy.deepcopy(dict(module.named_buffers())), (x,)))
-        for mine, given in [(ours, out), *_gradients(ours, out, pairs)]:
-            if not torch.allclose(mine, given, rtol=1e-3, atol=1e-4 * float(given.detach().abs().max())):
-                raise SplitcastError(
-                    f"model: {type(module).__name__} cannot be cut: its blocks put out something else than the whole"
-                )
-
     def profile(self) -> list[CutProfile]:
         """Parameters, traffic, FLOPs (a multiply-add is two) and privacy of every legal cut."""
-        rows = []
-        for cut in self.cuts:
-            phi = self.client_size(cut)
-            client, server = self.flops(0, cut), self.flops(cut, self.depth)
-            rows.append(
-                CutProfile(
-                    cut=cut,
-                    behind=self.names[cut - 1],
-                    client_parameters=phi,
-                    client_fraction=phi / self.size,
-                    privacy=math.log1p(phi / self.size),
-                    smashed_values=math.prod(self.smashed_shape(cut)),
-                    client_forward_flops=client[0],
-                    client_backward_flops=client[1],
-                    server_forward_flops=server[0],
-                    server_backward_flops=server[1],
-                )
-            )
-        return rows
+        return profile(self)
 
     def flops(self, start: int, stop: int) -> tuple[int, int]:
         """Forward and backward FLOPs per sample of blocks start+1..stop; but for block 1 with the input's gradient."""
@@ -455,31 +384,13 @@ class SplitModel:
         for block in range(start, stop):
             key = block, start > 0 or any(before in trained for before in range(start, block))
             if key not in self._counted:
-                self._counted[key] = self._count_flops(*key)
+                self._counted[key] = probe.count_flops(self, *key)
             forward, backward = forward + self._counted[key][0], backward + self._counted[key][1]
         return forward, backward
-
-    def _count_flops(self, block: int, input_gradient: bool) -> tuple[int, int]:
-        params = {k: v.requires_grad_() for k, v in self.initial().items() if self._uses(block, k)}
-        x = torch.zeros(1, *self.entering(block), device=self.device, dtype=self.input_dtype if not block else None)
-        x.requires_grad_(input_gradient)
-        attention = sdpa_kernel(SDPBackend.MATH)  # fused ones are not counted on every device
-        with self.evaluating(), attention, FlopCounterMode(display=False) as forward:
-            out = self.forward(params, x, block, block + 1)
-        if not out.requires_grad:
-            return forward.get_total_flops(), 0
-        with FlopCounterMode(display=False) as backward:
-            out.sum().backward()  # type: ignore[no-untyped-call]
-        return forward.get_total_flops(), backward.get_total_flops()
 
     def _half(self, start: int, stop: int) -> nn.Sequential:
         named = [(str(i), self.blocks[i]) for i in range(start, stop)]
         return nn.Sequential(OrderedDict(named))
-
-
-def as_rows(profile: Sequence[CutProfile]) -> list[dict[str, float | str]]:
-    """The profile as JSON-ready rows."""
-    return [asdict(row) for row in profile]
 
 
 def _refuse_unsplittable(blocks: list[nn.Module]) -> None:
@@ -502,16 +413,3 @@ def _buffers_of(whole: nn.Module) -> tuple[Params, Params, Params]:
             slot = constants if last in module._non_persistent_buffers_set else still if used else changing
             slot[name] = buffer.detach().clone()
     return changing, still, constants
-
-
-def _gradients(ours: Tensor, out: Tensor, pairs: list[tuple[Tensor, nn.Parameter]]) -> list[tuple[Tensor, Tensor]]:
-    """Gradients of the sum of squares of both outputs, of parameters that it depends on."""
-    mine, given = (list(side) for side in zip(*pairs, strict=True)) if pairs else ([], [])
-    if not mine or not ours.requires_grad:
-        return []
-    both = zip(
-        torch.autograd.grad(ours.square().mean(), mine, allow_unused=True),
-        torch.autograd.grad(out.square().mean(), given, allow_unused=True),
-        strict=True,
-    )
-    return [(a, b) for a, b in both if a is not None and b is not None]

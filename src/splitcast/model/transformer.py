@@ -41,6 +41,7 @@ class Front(nn.Module):
         shell: Shell = self.shell  # type: ignore[assignment]
         mask = None if shell.padding is None or x.is_meta else x != shell.padding
         hidden = shell.entering(x, mask)
+        hidden = hidden.float() if hidden.dtype == torch.bfloat16 else hidden  # sums over layers stay exact
         if mask is None:
             return hidden
         mute = (mask & hidden.eq(0).all(-1))[..., None]  # a token that is embedded as zero is no padding

@@ -46,7 +46,8 @@ def whole(model: SplitModel, values: Params) -> nn.Module:
         made: nn.Module = copy.deepcopy(Chain(blocks))
     else:
         made = copy.deepcopy(model.source)
-    made.to(next((v.dtype for v in values.values() if v.is_floating_point()), torch.float32))
+    real = (v.dtype for k, v in values.items() if v.is_floating_point() and k not in model.halved)
+    made.to(next(real, torch.float32))
     own = dict(made.named_parameters(remove_duplicate=False)) | dict(made.named_buffers(remove_duplicate=False))
     for name, value in values.items():
         if block_of(name) < model.depth:  # heads are no part of it

@@ -47,6 +47,8 @@ class RemoteClients(DryParty):
         self.kit, self.halves, self.round, self.in_turn, self.optional = kit, halves, t, in_turn, optional
         self.steps = train.local_steps
         self.now, self.begun, self.turn = 0, False, 0
+        self.waits = False
+        """whether their programs stand where the server has what they sent last"""
         self.losses: dict[int, float] = {}
         """what clients that take the loss themselves have said last"""
         self.half_bytes: dict[int, int] = {}

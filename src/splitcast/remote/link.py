@@ -109,7 +109,7 @@ class ServerLink(RoundingLink):
         if not who.begun:
             place["cut"] = who.halves.state.placement.cut
         asked = {n: place | {"messages": self._outbox.pop(n, [])} for n in who.ids}
-        who.begun, who.turn = True, who.turn + 1
+        who.begun, who.turn, who.waits = True, who.turn + 1, bool(expected) and not weights
         came = self.sites.ask(method, asked, "upload" if expected or weights else part, read)
         came = self._sound(expected, came)
         who.only(list(came))
@@ -145,8 +145,9 @@ class ServerLink(RoundingLink):
         return sound
 
     def flush(self, who: RemoteClients) -> None:
-        """Deliver what still waits."""
-        if who.ids and (not who.begun or self._awaited or any(self._outbox.get(n) for n in who.ids)):
+        """Deliver what is still there, and let programs run to their end."""
+        waiting = not who.begun or who.waits or self._awaited or any(self._outbox.get(n) for n in who.ids)
+        if who.ids and waiting:
             self.exchange(who, last=True)
 
     def _packed(self, kind: str, one: Tensor, codec: Codec, draw: Draw | None) -> tuple[Packed | None, Tensor]:

@@ -22,7 +22,7 @@ from splitcast.base.config import Config, DataConfig, leaves, to_toml, with_valu
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.deadline import taking_part
-from splitcast.cost.memory import client_memory
+from splitcast.cost.memory import client_memory, refuse_large
 from splitcast.cost.pace import EqualShares
 from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.costs import CutCosts
@@ -31,7 +31,7 @@ from splitcast.data import Dataset
 from splitcast.engine.asynchronous import AsyncSimulator
 from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import Simulator
-from splitcast.model import make_model, split
+from splitcast.model import make_model, prepared, split
 from splitcast.model.split import Blocks, SplitModel
 from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
@@ -136,6 +136,7 @@ def _train(
         judged.check("stop_at", config.train.stop_at)
     fingerprint = engine.model.fingerprint()
     clock = make_clock(config, engine)
+    refuse_large(config, engine.model, clock.scenario.optimiser, reachable(config, engine, clock))
     selector = make_selector(config, engine, clock, dataset, folder if resume else None)
     records: list[RoundRecord] = []
     if folder and resume:
@@ -261,7 +262,7 @@ def _continue(folder: RunFolder, engine: Engine, samples: str, model: str) -> li
 
 def as_split(config: Config, model: Blocks | SplitModel, dataset: Dataset) -> SplitModel:
     """A model of the user's, cut for the samples of a data set."""
-    return split(model, dataset.train_x[:64], config.model, config.lora)
+    return prepared(split(model, dataset.train_x[:64], config.model, config.lora), config)
 
 
 def make_simulator(config: Config, dataset: Dataset, model: Blocks | SplitModel | None = None) -> Simulator:
@@ -365,6 +366,12 @@ def chosen(config: Config) -> dict[str, Any]:
     """
     left = leaves(with_values(config, device=device_name(config.train.device)))
     return {name: value for name, value in leaves(resolved(config)).items() if value != left[name]}
+
+
+def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
+    """Where blocks may be in a run."""
+    moves = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
+    return clock.scenario.placements() if moves else [engine.state.placement]
 
 
 def make_clock(config: Config, engine: Engine) -> RoundClock:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from splitcast.base.config import Config
+from splitcast.cost.pace import energy_of_beginning
+from splitcast.cost.privacy import run_epsilon
 from splitcast.cost.scenario import RoundClock, RoundCost
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Engine, RoundReport
@@ -51,6 +53,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
         "latency_s": sum(r.latency_s for r in records),
         "round_s": {name: float(np.quantile(seconds_of, q)) for name, q in QUANTILES.items()},
         **_outage(config, records),
+        **({} if (spent := run_epsilon(config, len(records))) is None else {"epsilon": spent}),
         "energy_j": sum(r.metrics.get("energy_j", 0.0) for r in records),
         "wall_seconds": round(seconds, 3),  # since the start, or since the last resume
         "versions": {name: version(name) for name in ("splitcast", "torch", "numpy")},
@@ -61,12 +64,16 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
 
 
 def _outage(config: Config, records: Sequence[RoundRecord]) -> dict[str, float]:
-    """With a deadline: the share of rounds that missed it, and clients left out of a round, mean."""
+    """With a deadline: the share of rounds that missed it, and clients late for a round, mean."""
     if not config.train.deadline_s:
         return {}
-    missed = sum(r.latency_s > config.train.deadline_s for r in records)
     late = sum(r.metrics.get("late", 0.0) for r in records)
-    return {"outage": missed / len(records), "late": late / len(records)}
+    return {"outage": outage(records, config.train.deadline_s), "late": late / len(records)}
+
+
+def outage(records: Sequence[RoundRecord], deadline_s: float) -> float:
+    """The share of rounds that took longer than the deadline."""
+    return sum(r.latency_s > deadline_s for r in records) / len(records)
 
 
 def _of_clients(last: RoundRecord) -> dict[str, dict[str, float]]:
@@ -86,10 +93,14 @@ def recorded(
     """The record of a round."""
     placement, ledger = engine.state.placement, report.ledger
     train, held = clock.scenario.config.train, report.waited
-    cost = RoundCost(held.seconds, held.client, held.part, {}) if held else clock.round(t, placement, ledger)
+    if held:
+        joules = energy_of_beginning(clock.scenario, placement, t, report.clients)
+        cost = RoundCost(held.seconds, held.client, held.part, joules)
+    else:
+        cost = clock.round(t, placement, ledger)
     further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
     further |= {f"clients_{name}": value for name, value in own_tests.items()}
-    if train.deadline_s:
+    if train.deadline_s and not held:
         further["late"] = len(participants(train, clock.scenario.cell.clients, t)) - len(report.clients)
     every = ledger.metrics() | cost.energy_j | further
     metrics = {name: value for name, value in every.items() if math.isfinite(value)}

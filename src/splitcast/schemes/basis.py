@@ -75,7 +75,8 @@ def fit(g: Tensor, basis: Tensor) -> Tensor:
     length = torch.linalg.vector_norm(basis, dim=1).clamp(min=torch.finfo(basis.dtype).tiny)
     unit = basis / length[:, None]
     noise = 10 * len(basis) * torch.finfo(basis.dtype).eps
-    fitted: Tensor = g @ unit.T @ torch.linalg.pinv(unit @ unit.T, rtol=noise, hermitian=True) / length
+    inverse: Tensor = torch.linalg.pinv((unit @ unit.T).double(), rtol=noise, hermitian=True).to(basis.dtype)
+    fitted: Tensor = g @ unit.T @ inverse / length
     return fitted
 
 
@@ -93,9 +94,12 @@ def _chosen(coefficients: Tensor, basis: Tensor, g: Tensor, weights: Tensor, bud
 
 
 def _leading(gram: Tensor, rank: int) -> Tensor:
-    """The leading eigenvectors as columns, greatest eigenvalue first."""
-    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
-    return vectors[:, -rank:].flip(1)
+    """The leading eigenvectors as columns, greatest eigenvalue first.
+
+    In double precision: in single, LAPACK's divide and conquer can answer NaN for a matrix of many zero rows.
+    """
+    vectors: Tensor = torch.linalg.eigh(gram.double()).eigenvectors
+    return vectors[:, -rank:].flip(1).to(gram.dtype)
 
 
 def _range_finder(g: Tensor, root: Tensor, rank: int) -> Tensor:

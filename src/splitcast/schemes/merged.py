@@ -29,13 +29,14 @@ class Epsl(Split):
     """
 
     name = "epsl"
+    u_shape = False
     one_server = True
     mixes = True
     sites = False
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.home, self.fraction = False, config.epsl.aggregate
+        self.fraction = config.epsl.aggregate
 
     def fitted(self, model: SplitModel) -> SplitModel:
         if model.mixes(0, model.depth):
@@ -67,6 +68,7 @@ class MergeSfl(Split):
     """
 
     name = "merge-sfl"
+    u_shape = False
     sync_every = 1
     one_server = True
     mixes = True
@@ -80,7 +82,6 @@ class MergeSfl(Split):
                 f"{len(given)} numbers up to {max(given)}; give one for each of {count} clients, up to batch = {most}"
             )
             raise SplitcastError(f"merge-sfl.batches: {said}")
-        self.home = False
         self.batches = given if len(given) == count else (given or (most,)) * count
 
     def fitted(self, model: SplitModel) -> SplitModel:

@@ -236,6 +236,8 @@ class Scheme:
     """Whether clients work with one server half, which steps whenever it is told to; else each has a copy of it."""
     by_side = False
     """Whether blocks that some clients hold and others do not are averaged on each side apart"""
+    u_shape: bool = False
+    """Whether labels can stay at home, with the last block on the clients"""
     sites: bool = True
     """Whether it can be deployed, or needs all in one process"""
     personal: bool = False

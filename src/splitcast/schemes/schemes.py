@@ -15,12 +15,15 @@ Further ones are in `sequential`, `merged`, `variants`, `auxiliary` and `replay`
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import codec
 from splitcast.base.registry import Registry
+from splitcast.data.loading import TEXT_NAMES
+from splitcast.data.text.corpus import SUFFIXES
 from splitcast.schemes.auxiliary import CseFsl, FslSage, LocalLoss
 from splitcast.schemes.feedback import Basis, Feedback, Mean, Partial, Unicast
 from splitcast.schemes.merged import Epsl, MergeSfl
@@ -75,26 +78,47 @@ class Lean(NamedTuple):
     """of the basis; 0: none, gradients are unicast"""
     sync_every: int = 1
     coefficients: str = "auto"
+    home: tuple[str, ...] = ()
+    """formats of features and of their gradients with labels at home, if others than of the uplink and downlink"""
+
+
+def of_texts(config: Config) -> bool:
+    """Whether samples are texts, as far as a configuration tells on every machine: by the task, or by the name of the
+    data set or file.
+
+    >>> from splitcast.base.config import with_values
+    >>> of_texts(with_values(Config(), dataset="spam-assassin")), of_texts(Config())
+    (True, False)
+    """
+    source = config.data.dataset
+    return config.model.task == "next-token" or source in TEXT_NAMES or Path(source).suffix in SUFFIXES
 
 
 class SflGb(Split):
     """Basis broadcast, ours (docs/basis-broadcast.md): s_i^n ~ C_i^n B, the basis B for all, coefficients for each.
 
     What weighs least on the air is sent with most care: smashed data at a deep cut, client halves at cut 1. Of texts
-    (next-token) rows are tokens, whatever the cut (docs/language-models.md).
+    (`of_texts`) rows are tokens, whatever the cut (docs/language-models.md).
     """
 
     name = "sfl-gb"
     usual: Mapping[int, Lean] = {1: Lean("int2", "int8", "fp32", 8), 2: Lean("int2", "int8", "fp32", 32, 2)}
     deeper = Lean("int8", "int8", "fp32", 32)
-    tokens = Lean("rotated:4+first", "int8", "int8", 32, 5, "rotated:4")
+    tokens: Mapping[int, Lean] = {1: Lean("lloyd:4", "int8", "int8", 32, 5, "rotated:4")}
+    deeper_tokens = Lean("lloyd:4+first", "int8", "int8", 32, 5, "rotated:4")
 
     def __init__(self, config: Config, placement: Placed | None = None) -> None:
-        own = self.usual.get(min(config.split.cuts) if placement is None else placement.cut, self.deeper)
-        own = self.tokens if config.model.task == "next-token" else own
+        usual, deeper = (self.tokens, self.deeper_tokens) if of_texts(config) else (self.usual, self.deeper)
+        own = usual.get(min(config.split.cuts) if placement is None else placement.cut, deeper)
         self.uplink, self.downlink, self.sync = (codec(name) for name in own[:3])
         self.sync_every, self.config = own.sync_every, config
         super().__init__(config)
+        self.home_formats = bool(own.home) and self.home
+        if self.home_formats:
+            features, gradient = (codec(name) for name in own.home)
+            self.features = codec_of("feature_codec", config.split.feature_codec, features)
+            named = config.split.feature_gradient_codec
+            self.feature_gradient = codec_of("feature_gradient_codec", named, gradient)
         told, rank = config.sfl_gb, config.sfl_gb.rank or own.rank
         form = own.coefficients if told.coefficients == "auto" and not self.downlink.exact else told.coefficients
         coefficients = None if form == "auto" else codec(form, "sfl-gb.coefficients")
@@ -108,6 +132,8 @@ class SflGb(Split):
         chosen = {"sfl-gb.rank": basis.rank, "sfl-gb.coefficients": basis.wire(self.downlink).name} if basis else {}
         at_sync = make_optimiser(self.config.train, exact=self.sync.exact).at_sync
         chosen |= {"optimizer_state": at_sync} if at_sync == "local" else {}
+        if self.home_formats:
+            chosen |= {"feature_codec": self.features.name, "feature_gradient_codec": self.feature_gradient.name}
         return chosen | {
             "sync_every": self.sync_every,
             "uplink_codec": self.uplink.name,
@@ -126,7 +152,8 @@ class SflTc(SflGb):
         2: Lean("transform:10%", "transform:20%", "int4", 8, 2),
     }
     deeper = Lean("transform:10%", "int8", "int4", 32, 2)
-    tokens = Lean("rotated:4+first", "lloyd:2", "int8", 0, 5)
+    tokens: Mapping[int, Lean] = {1: Lean("lloyd:4", "lloyd:2", "int8", 0, 5, home=("lloyd:3", "lloyd:3"))}
+    deeper_tokens = Lean("lloyd:4+first", "lloyd:4", "int8", 0, 5, home=("lloyd:4", "lloyd:4"))
 
 
 class FedAvg(Scheme):
@@ -156,6 +183,8 @@ class SplitLearning(Split):
     def __init__(self, config: Config) -> None:
         refuse_sync(config, self.name)
         super().__init__(config)
+        if not self.sync.exact:
+            raise SplitcastError(f"sync_codec: {config.split.sync_codec!r}; {self.name} hands halves on exactly")
 
     def round(self, t: int, clients: Cohort, server: Any, link: Link) -> None:
         for client, party in clients.in_turn(server):
@@ -234,7 +263,8 @@ def make_scheme(config: Config) -> Scheme:
     if not isinstance(made, Scheme):
         raise SplitcastError(f"scheme: {config.split.scheme!r} gives a {type(made).__name__}, not a Scheme")
     if config.split.labels_at_home and not getattr(made, "home", False):
-        raise SplitcastError(f"labels_at_home: {made.name} has no U-shape; choose sfl-ga, sfl, psl, sfl-gb or sl")
+        able = ", ".join(name for name, scheme in SCHEMES.items() if scheme.u_shape)
+        raise SplitcastError(f"labels_at_home: {made.name} has no U-shape; choose one of {able}")
     return made
 
 

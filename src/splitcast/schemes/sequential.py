@@ -28,13 +28,14 @@ class SplitFedV2(Split):
     """
 
     name = "splitfed-v2"
+    u_shape = False
     sync_every = 1
     one_server = True
     mixes = True
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.home, self.seed = False, config.train.seed
+        self.seed = config.train.seed
 
     def step(self, clients: Clients, server: Party, link: Link, batch: Batch) -> None:
         sent = clients.forward(0, batch.x)

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from splitcast.base.codec import Codec
 from splitcast.base.config import Config
 from splitcast.schemes.feedback import Feedback, Unicast
 from splitcast.schemes.program import Batch, Clients, Link, Party, Scheme, Values, codec_of
@@ -16,21 +17,27 @@ class Split(Scheme):
 
     With labels at home (the U-shape of Vepakomma et al. 2018) the last block is the client's too: the server sends
     codec(Z^n) with Z^n = w^s,n(S^n), the client takes F^n = F(w^h,n; Z^n, y^n) and uploads codec(dF^n/dZ^n).
-    Activations have the codec of the uplink and gradients that of the downlink, whichever way they go.
+    Unless told otherwise, features have the codec of the uplink and their gradients that of the downlink.
     """
 
     feedback: Feedback = Unicast()
+    u_shape = True
     home = False
     """Whether labels stay at home."""
+    features: Codec
+    feature_gradient: Codec
+    """Of what only travels then"""
 
     def __init__(self, config: Config) -> None:
         split = config.split
-        self.home = split.labels_at_home
+        self.home = split.labels_at_home and self.u_shape
         if split.sync_every >= 0:
             self.sync_every = split.sync_every
         self.uplink = codec_of("uplink_codec", split.uplink_codec, self.uplink)
         self.downlink = codec_of("downlink_codec", split.downlink_codec, self.downlink)
         self.sync = codec_of("sync_codec", split.sync_codec, self.sync)
+        self.features = codec_of("feature_codec", split.feature_codec, self.uplink)
+        self.feature_gradient = codec_of("feature_gradient_codec", split.feature_gradient_codec, self.downlink)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
@@ -60,6 +67,6 @@ class Split(Scheme):
     def round_trip(self, clients: Clients, server: Party, link: Link, smashed: Values, batch: Batch) -> Tensor:
         """Through the server and back to the labels: the gradients s^n (K, b, *d)."""
         middle = server.forward(1, smashed)
-        features = link.unicast("features", middle.out.whole(), self.uplink, clients)
+        features = link.unicast("features", middle.out.whole(), self.features, clients)
         _, grads = clients.descend(2, features, batch.y)
-        return server.backward(middle, link.up("feature gradient", grads, self.downlink, clients).whole())
+        return server.backward(middle, link.up("feature gradient", grads, self.feature_gradient, clients).whole())

@@ -70,12 +70,9 @@ class FedPairing(Split):
     """
 
     name = "fed-pairing"
+    u_shape = False
     sync_every = 1
     sites = False
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self.home = False
 
     def place(self, cut: int, depth: int) -> Placement:
         here, there = Placement.split(cut, depth).segments

@@ -22,6 +22,7 @@ from splitcast.run.loop import (
     train,
     with_clients,
 )
+from splitcast.run.recording import outage
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.schemes import PAPERS
 from splitcast.studies.compare_figure import plot_comparison
@@ -48,6 +49,8 @@ class Row:
     median_s: float
     p95_s: float
     """of the simulated seconds of its rounds: a few deep fades carry their mean"""
+    outage: float | None
+    """share of rounds that missed their deadline; None without one"""
     joules: float
     """of all clients, the whole run"""
     rounds_to_target: float | None
@@ -140,6 +143,7 @@ def rows(
     target: float | None = None,
     judged: Measure = ACCURACY,
     memory_mb: Mapping[str, float] | None = None,
+    deadline_s: float = 0.0,
 ) -> tuple[float, list[Row]]:
     """The table, and the target: given, or the best round number (a whole per cent) that every run reaches."""
     if target is None:
@@ -147,14 +151,14 @@ def rows(
     else:
         judged.check("target", target)
     needs = memory_mb or {}
-    return target, [_row(name, each, target, judged, needs.get(name)) for name, each in runs.items()]
+    return target, [_row(name, each, target, judged, needs.get(name), deadline_s) for name, each in runs.items()]
 
 
 def _quantile(records: Sequence[RoundRecord], share: float) -> float:
     return float(np.quantile([record.latency_s for record in records], share))
 
 
-def _row(name: str, runs: Runs, target: float, judged: Measure, memory_mb: float | None) -> Row:
+def _row(name: str, runs: Runs, target: float, judged: Measure, memory_mb: float | None, deadline_s: float) -> Row:
     whole = [spent(records) for records in runs]
     hits = [hit for records in runs if (hit := to_reach(records, target, judged))]
     values = [value for records in runs if (value := records[-1].test(judged.name)) is not None]
@@ -169,6 +173,7 @@ def _row(name: str, runs: Runs, target: float, judged: Measure, memory_mb: float
         seconds=statistics.fmean(each.seconds for each in whole),
         median_s=statistics.fmean(_quantile(records, 0.5) for records in runs),
         p95_s=statistics.fmean(_quantile(records, 0.95) for records in runs),
+        outage=statistics.fmean(outage(records, deadline_s) for records in runs) if deadline_s else None,
         joules=statistics.fmean(sum(r.metrics.get("energy_j", 0.0) for r in records) for records in runs),
         rounds_to_target=to_target(lambda hit: hit.rounds),
         megabytes_to_target=to_target(lambda hit: hit.megabytes),

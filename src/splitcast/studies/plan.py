@@ -6,20 +6,23 @@ is the mean round of that training.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from splitcast.base.config import Config
-from splitcast.base.errors import SplitcastError
+from splitcast.base.config import Config, with_values
+from splitcast.base.errors import SplitcastError, imports_allowed
+from splitcast.base.formats import codec
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, round_seconds, time_rounds
 from splitcast.cost.latency import PARTS, RoundTime
+from splitcast.cost.leakage import read_leakage
 from splitcast.cost.memory import ClientMemory, client_memory, fitting
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction, privacy
-from splitcast.cost.scenario import Scenario
+from splitcast.cost.scenario import Scenario, none_private
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.data import NAMES
@@ -35,6 +38,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
 QUANTILES = {"median_s": 0.5, "p95_s": 0.95}
 """Of the latency: a few deep fades carry its mean."""
 
+PAIR = ("cut", "codec", "privacy", "ssim", "attack", "allowed", "leak", "latency_s", "objective")
+"""What `--json` says of a cut and a codec."""
 LOADS = ("up_bits", "down_bits", "client_flops", "server_flops")
 
 
@@ -73,6 +78,12 @@ class CutPlan:
     gamma: float
     objective: float
     """w * gamma + latency, and the price of the joules where they have one"""
+    codec: str = ""
+    """of the smashed data"""
+    ssim: float | None = None
+    """what the strongest attack got, where privacy was measured (of texts, the share of tokens)"""
+    attack: str = ""
+    """which attack it was"""
     leak: str = ""
     """why measured privacy rules it out"""
 
@@ -103,6 +114,9 @@ class Plan:
     scheme: str
     draws: int
     cuts: list[CutPlan]
+    """every cut, with the format that is best for it"""
+    pairs: list[CutPlan]
+    """every cut in every format: those that were measured, where privacy is, else the one that is asked for"""
     best: CutPlan
     shown_round: int
     clients: list[ClientPlan]
@@ -116,7 +130,9 @@ class Plan:
             "scheme": self.scheme,
             "draws": self.draws,
             "best_cut": self.best.cut,
+            "best_codec": self.best.codec,
             "cuts": [asdict(cut) for cut in self.cuts],
+            "pairs": [{name: getattr(pair, name) for name in PAIR} for pair in self.pairs],
             "shown_round": self.shown_round,
             "clients": [asdict(client) for client in self.clients],
         }
@@ -134,8 +150,12 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     scenario = scenario_of(config, model, classes)
     if isinstance(scenario.channel, Trace):
         draws = min(draws, len(scenario.channel.gains))
-    cuts = cut_plans(scenario, draws)
-    best = min((cut for cut in cuts if cut.allowed), key=lambda cut: cut.objective)
+    scenarios = [scenario, *_other_formats(scenario, model, classes)]
+    rows = [cut_plans(each, draws, good) for each, good in zip(scenarios, _allowed(scenarios), strict=True)]
+    pairs = [row for each in rows for row in each]
+    chosen = min((k for k, row in enumerate(pairs) if row.allowed), key=lambda k: pairs[k].objective)
+    best, scenario = pairs[chosen], scenarios[chosen // len(rows[0])]
+    cuts = [min(each, key=lambda row: (not row.allowed, row.objective)) for each in zip(*rows, strict=True)]
 
     placement = scenario.place(min(best.cut, scenario.model.depth - 1))
     scheme = scenario.scheme.at(placement)
@@ -146,7 +166,40 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
         for share in (scenario.allocator, ALLOCATORS["optimal"], ALLOCATORS["equal"])
     )
     clients = client_plans(scenario, asked, met.gains)
-    return Plan(scheme.name, draws, cuts, best, shown, clients, optimal, equal)
+    return Plan(scheme.name, draws, cuts, pairs, best, shown, clients, optimal, equal)
+
+
+def _other_formats(scenario: Scenario, model: SplitModel | None, classes: int | None) -> list[Scenario]:
+    """Where privacy is measured and no format is asked for: the same with every other that was attacked. Only formats
+    of splitcast: the file, which may be anybody's, names no code to run."""
+    config = scenario.config
+    if not config.network.leakage or config.split.uplink_codec != "auto":
+        return []
+    own = {codec for codec, _ in scenario.measured(scenario.placements()).values()}
+    names = dict.fromkeys(leak.codec for leak in read_leakage(Path(config.network.leakage)))
+    others = [name for name in names if name not in own and _is_format(name)]
+    return [scenario_of(with_values(config, uplink_codec=name), model, classes) for name in others]
+
+
+def _is_format(name: str) -> bool:
+    try:
+        with imports_allowed([]):
+            return bool(codec(name))
+    except SplitcastError:
+        return False
+
+
+def _allowed(scenarios: Sequence[Scenario]) -> list[list[bool]]:
+    """Which cuts of each are private and fit into the memory of a client; one at least must."""
+    first = scenarios[0]
+    placements, train = first.placements(), first.config.train
+    private = [each.private(placements) for each in scenarios]
+    some = [any(each) for each in zip(*private, strict=True)]
+    if not any(some):
+        raise none_private([each.leaking(placements) for each in scenarios])
+    needs = [client_memory(first.model, p, first.optimiser, train.batch, recompute=train.recompute) for p in placements]
+    fits = fitting(placements, needs, some, min(first.config.network.client_memory_gb, default=0.0))
+    return [[good and room for good, room in zip(each, fits, strict=True)] for each in private]
 
 
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
@@ -162,17 +215,16 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 
-def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
-    """Every cut, averaged over the first ``draws`` rounds."""
+def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool]) -> list[CutPlan]:
+    """Every cut, averaged over the first ``draws`` rounds; ``allowed`` says which may be taken."""
     model, net = scenario.model, scenario.config.network
     train, optimiser = scenario.config.train, scenario.optimiser
     placements = scenario.placements()
-    cuts, allowed = [placement.cut for placement in placements], scenario.legal(placements)
+    cuts = [placement.cut for placement in placements]
     needs = [client_memory(model, p, optimiser, train.batch, recompute=train.recompute) for p in placements]
-    allowed = fitting(placements, needs, allowed, min(net.client_memory_gb, default=0.0))
     fraction = [client_fraction(model, placement) for placement in placements]
     private = [privacy(model, placement) for placement in placements]
-    leaking = scenario.leaking(placements)
+    leaking, measured = scenario.leaking(placements), [*scenario.measured(placements).values()]
     met = scenario.conditions(range(1, draws + 1))
     loads, parts, joules = (np.zeros((len(cuts), n)) for n in (len(LOADS), len(PARTS), scenario.cell.clients))
     seconds, equal = np.zeros((len(cuts), draws)), np.zeros((len(cuts), draws))
@@ -204,6 +256,9 @@ def cut_plans(scenario: Scenario, draws: int) -> list[CutPlan]:
             equal_share_s=float(equal[k].mean()),
             gamma=float(gamma[k]),
             objective=float(objective[k]),
+            codec=measured[k][0],
+            ssim=leak.ssim if (leak := measured[k][1]) else None,
+            attack=leak.attack if leak else "",
             leak=leaking.get(cut, ""),
         )
         for k, cut in enumerate(cuts)

@@ -1,6 +1,8 @@
 """Runs of a folder as a tidy table, and what they have in common over seeds: mean and 95 % confidence interval.
 
-One row per run: the options in which runs differ, how it ended, the task's measures, megabytes and simulated seconds.
+One row per run: the options in which runs differ, how it ended, the task's measures, megabytes, simulated seconds,
+median and 95 % quantile of a round's, the share of rounds that missed their deadline, joules of all clients, and the
+memory that the client needs which needs most.
 """
 
 import csv
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 STATUS, SEED = "status", "seed"
 DONE = "done"
+COSTS = {"outage": "outage", "joules": "energy_j", "client_mb": "client_memory_mb"}
+"""Columns, and where summaries have them: outage with a deadline only, others in those of later versions"""
 
 
 def results(folder: Path | str) -> "pd.DataFrame":
@@ -72,6 +76,8 @@ def _row(path: Path, run: Any, options: Sequence[str]) -> Row:
         **summary.get("test", {"accuracy": summary["accuracy"]}),
         "megabytes": (summary["up_bytes"] + summary["down_bytes"]) / 1e6,
         "seconds": summary["latency_s"],
+        **{f"round_{name}_s": s for name, s in summary.get("round_s", {}).items() if name in ("median", "p95")},
+        **{name: summary[key] for name, key in COSTS.items() if key in summary},
     }
 
 

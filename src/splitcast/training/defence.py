@@ -37,6 +37,16 @@ class Defence:
         made = Defence(config.clip, config.noise, config.drop, config.nopeek, seed)
         return made if made != Defence(seed=seed) else None
 
+    @property
+    def name(self) -> str:
+        """What it does, in words.
+
+        >>> Defence(clip=1.0, noise=0.5).name
+        'clip 1, noise 0.5'
+        """
+        done = {"clip": self.clip, "noise": self.noise, "drop": self.drop, "nopeek": self.nopeek}
+        return ", ".join(f"{what} {how:g}" for what, how in done.items() if how)
+
     def guard(self, smashed: Tensor) -> Tensor:
         """What leaves the client; noise is drawn from torch's own stream, as that of random layers."""
         if self.drop:

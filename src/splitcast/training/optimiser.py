@@ -14,7 +14,7 @@ from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.registry import Registry
 from splitcast.model.split import Params
-from splitcast.training.factored import Factors, Gradient
+from splitcast.training.factored import Affine, Factors, Gradient
 
 
 class Optimiser(Protocol):
@@ -52,6 +52,11 @@ class SGD:
 
     def init(self, params: Params) -> dict[str, Params]:
         return {"momentum": {name: torch.zeros_like(p) for name, p in params.items()}} if self.momentum else {}
+
+    @property
+    def affine(self) -> Affine | None:
+        """(a, c) if a step is w = a w + c g."""
+        return None if self.momentum else (1 - self.lr * self.weight_decay, -self.lr)
 
     def step(self, params: Params, state: Mapping[str, Params], grads: Mapping[str, Gradient]) -> None:
         for name, g in grads.items():
@@ -163,6 +168,11 @@ class Scheduled:
         self.base = getattr(inner, "lr", math.nan)
         if self.changes and math.isnan(self.base):
             raise SplitcastError(f"schedule: {type(inner).__name__} has no lr that could change; use constant")
+
+    @property
+    def affine(self) -> Affine | None:
+        """(a, c) if a step is w = a w + c g."""
+        return None if self.clip_norm else getattr(self.inner, "affine", None)
 
     def begin(self, t: int) -> Any:
         """A round begins; returns the optimiser with its rate."""

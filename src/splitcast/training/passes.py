@@ -20,6 +20,7 @@ from splitcast.model.split import Params, SplitModel, block_of
 from splitcast.training.factored import FactoredLinear, Factors, Gradient
 from splitcast.training.optimiser import Optimiser, clipped
 from splitcast.training.placement import Segment
+from splitcast.training.pooling import FastPooling
 from splitcast.training.runtime import Runtime
 from splitcast.training.weights import BUFFERS, FROZEN, Weights
 
@@ -50,7 +51,8 @@ class Pass:
         self.elsewhere = elsewhere & weights.params.keys()
         """parameters that are used here and belong to another segment of this side"""
         self.leaves: Params = {
-            k: (v[rows] if stacked else v).detach().requires_grad_()
+            # `.data`: versions of its own, so that no other pass minds what steps on this one's way back
+            k: (v.data[rows] if stacked else v).detach().requires_grad_()
             for k, v in weights.params.items()
             if segment.holds(k) or k in elsewhere
         }
@@ -70,7 +72,7 @@ class Pass:
             return xs
 
         self.output: Tensor
-        with runtime.arithmetic():
+        with runtime.arithmetic(), nullcontext() if plain else FastPooling():
             if weights.apart:
                 together = not recompute and model.stackable(first, last)
                 self.output = self._client_by_client(run, buffers, together=together)
@@ -106,7 +108,9 @@ class Pass:
         if not self.output.requires_grad:
             return None
         wrt = self.leaves | ({"input": self.x} if self.x.requires_grad else {})
-        grads = self.linear.gradients(self.output, grad, wrt)
+        step = getattr(optimiser, "affine", None) if self.weights.stacked else None
+        free = self.leaves.keys() - self.elsewhere - (carried or {}).keys()
+        grads = self.linear.gradients(self.output, grad, wrt, step, free)
         at_input = grads.pop("input", None)
         if self.weights.stacked and carried is not None:
             came = {k: carried.pop(k) for k in grads.keys() & carried.keys()}

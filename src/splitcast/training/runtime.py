@@ -8,6 +8,7 @@ from torch import Tensor
 
 from splitcast.base.config import TrainConfig
 from splitcast.base.errors import SplitcastError, one_of
+from splitcast.base.heap import keep_freed_memory
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
@@ -52,6 +53,7 @@ class Runtime(NamedTuple):
             raise SplitcastError(
                 f"device: {train.device!r} cannot be used here ({reason}); choose cpu or auto"
             ) from None
+        keep_freed_memory()
         return Runtime(device, dtype, autocast, train.recompute)
 
     def arithmetic(self) -> AbstractContextManager[Any]:

@@ -200,7 +200,7 @@ class Weights:
         if not self.stacked or not self.params:
             return 0.0
         squares = torch.zeros(len(weights), dtype=torch.float64, device=weights.device)
-        columns = max(1, 2**17 // len(weights))
+        columns = max(1, 2**19 // len(weights))
         for value in self.params.values():
             for part in torch.split(value.flatten(1), columns, dim=1):  # cache-sized, so memory is read once
                 squares += torch.linalg.vector_norm(part - weights @ part, dim=1).double().square()

@@ -25,6 +25,7 @@ import math
 import re
 import struct
 from collections.abc import Sequence
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -46,7 +47,8 @@ MOST_LEVELS = 2**16
 SHARES = 10
 SLACK = 16
 """Bytes by which the stream may exceed its bits."""
-_EVERY = np.arange(POINTS, dtype=np.int32)
+RUNGS = 32
+"""Values of k to the octave, of which one is chosen."""
 HEAD = struct.Struct("<fff")
 _FORM = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)/([1-9]\d{0,3})")
 
@@ -146,17 +148,23 @@ def _fixed_bits(d: int, kept: int) -> float:
     return 8 * HEAD.size + 8 * (-(-d // 8)) + 8 * (-(-kept // 8))
 
 
-def _levels(ranges: Ints, k: float) -> Ints:
+def _levels(ranges: Ints, k: float | Floats) -> Ints:
     """Q_j of columns with these ranges, in points: u^3 = c (u + 1) with u = Q - 1 and c = k range^2.
 
     Newton's method from above, in operations that every machine rounds alike.
     """
-    c = float(k) * np.arange(POINTS, dtype=np.float64) ** 2
+    c = k * ranges.astype(np.float64) ** 2
     u = np.sqrt(c) + 1.0
     for _ in range(16):  # below u = 2 it has not ended yet, and that does not matter
         u = u - (u * u * u - c * u - c) / (3.0 * u * u - c)
-    table = np.clip(np.floor(u + 1.0), 2, MOST_LEVELS).astype(np.int32)
-    return table[ranges]
+    return np.clip(np.floor(u + 1.0), 2, MOST_LEVELS).astype(np.int32)
+
+
+@cache
+def _ladder() -> tuple[NDArray[np.float32], Floats]:
+    """Values of k from 2^-40 to 2^60, and log2 Q of every range at each of them (k, ranges)."""
+    k = np.exp2(np.arange(-40 * RUNGS, 60 * RUNGS + 1) / RUNGS).astype(np.float32)
+    return k, np.log2(_levels(np.arange(POINTS, dtype=np.int32), k[:, None].astype(np.float64)))
 
 
 def _planned(ranges: Ints, b: int, bits: float) -> Plan:
@@ -167,22 +175,14 @@ def _planned(ranges: Ints, b: int, bits: float) -> Plan:
         count = -(-share * len(ranges) // SHARES)
         left = bits - (len(ranges) + count) * math.log2(POINTS)
         widest, rest = ranges[order[:count]], ranges[order[count:]].astype(np.float64)
-
-        often = np.bincount(widest, minlength=POINTS)
-
-        def cost(k: float, often: NDArray[np.intp] = often) -> float:
-            return b * float(often @ np.log2(_levels(_EVERY, k)))
-
-        if cost(0.0) > left:
+        known, logs = _ladder()
+        fit = np.searchsorted(b * (logs @ np.bincount(widest, minlength=POINTS)), left, side="right")
+        if not fit:
             break
-        low, high = -40.0, 60.0  # of log2 k
-        for _ in range(24):
-            middle = (low + high) / 2
-            low, high = (middle, high) if cost(float(np.float32(2.0**middle))) <= left else (low, middle)
-        k = np.float32(2.0**low)
+        k = known[fit - 1]
         steps = widest / (_levels(widest, float(k)) - 1)
         error = (float((steps**2).sum()) + float((rest**2).sum())) / 4
-        if cost(float(k)) <= left and error < best.error:
+        if error < best.error:
             told = np.zeros(len(ranges), np.bool_)
             told[order[:count]] = True
             best = Plan(told, k, error)

@@ -16,6 +16,7 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.files import write_atomically
 from splitcast.data.npz import read_npz
 from splitcast.data.text.gguf import TOKENIZER
+from splitcast.data.text.located import HF, located
 
 Ids = NDArray[np.uint32]
 FILE_BYTES = 2**27
@@ -126,8 +127,8 @@ def find_tokenizer(name: str, arch: str, cache: Path) -> Tokenizer:
     """The tokenizer of a name: bytes, a tokenizer.json or its folder, a model in the cache; auto: that of the model."""
     if name != "auto":
         return _stored(cache / name, name) if (cache / name).is_dir() else _given(name)
-    if arch.startswith("hf:"):
-        return _beside(Path(arch.removeprefix("hf:")).expanduser())
+    if arch.startswith(HF):
+        return _beside(located(arch, weights=False))
     return _stored(cache / arch, arch) if (cache / arch / TOKENIZER).is_file() else Bytes()
 
 
@@ -190,7 +191,7 @@ def _beside(path: Path) -> Tokenizer:
         return FromFile(folder / TOKENIZER)
     if not path.exists():
         raise SplitcastError(
-            f"arch: hf:{path} is not there; give a folder or a config.json: nothing is downloaded by name"
+            f"arch: hf:{path} is not there; give a folder or a config.json, or the name of a model on huggingface.co"
         )
     if path.is_dir():
         raise SplitcastError(f"tokenizer: {path} has no {TOKENIZER}; give one with --tokenizer, or bytes")

@@ -1,7 +1,6 @@
 """All attacks on one run, beside their floors: `splitcast attack RUN`."""
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,20 +11,20 @@ from torch import Tensor
 
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.files import write_atomically
+from splitcast.cost.leakage import TOKENS
 from splitcast.studies.privacy import broadcast, labels, tokens
 from splitcast.studies.privacy.hijack import hijack
 from splitcast.studies.privacy.measures import feature_distance, mse, psnr, ssim
-from splitcast.studies.privacy.networks import Progress
-from splitcast.studies.privacy.reconstruct import METHODS, mean_image
+from splitcast.studies.privacy.networks import Looks, Progress
+from splitcast.studies.privacy.reconstruct import METHODS, Budget, Effort, mean_image
 from splitcast.studies.privacy.view import View
 from splitcast.training.correlation import distance_correlation
 
 FILE, PICTURE = "attack.json", "attack.png"
-HIJACK, OVERHEAR = {False: (600, 2000), True: (60,)}, {False: (1000,), True: (60,)}
-"""Budgets in steps, of an attack and of a quick one."""
+HIJACK, OVERHEAR = Budget(400, 200, 60), Budget(600, 200, 100)
 PEERS = 10
 """Clients whose gradients are in a broadcast."""
-NAMES = ("floor", *METHODS, "hijack", "other clients: mean", "other clients: basis", "tokens")
+NAMES = ("floor", *METHODS, "hijack", "other clients: mean", "other clients: basis", TOKENS)
 Told = Callable[[str], Progress | None]
 """Given the name of what begins, somebody who is told how far it is."""
 
@@ -36,11 +35,12 @@ class Finding:
 
     attack: str
     steps: int
-    """the budget with which it got furthest"""
+    """after which it had got furthest"""
     knows_half: bool
     """whether the attacker must know the client half, or be able to ask it"""
     possible: bool
-    """whether an attacker of this run can: a half that the server averages is known to it, others are not"""
+    """whether an attacker of this run can: a half that the server averages is known to it, others are not; and other
+    clients hear what is broadcast, nothing else"""
     mse: float
     psnr: float
     """dB"""
@@ -68,8 +68,16 @@ class Findings:
     cut: int
     codec: str
     samples: int
-    correlation: float
-    """distance correlation of samples and smashed data"""
+    correlation: float | None
+    """distance correlation of samples and smashed data; None of texts"""
+    arch: str = ""
+    """the model, by its name"""
+    defence: str = ""
+    """what clients do to smashed data, "" for nothing"""
+    averaged: bool = False
+    """whether the server averages client halves or hands them on, and so knows them"""
+    epsilon: float | None = None
+    """of differential privacy, at most (delta = 1e-5); None where the defence gives none"""
     rows: list[Finding] = field(default_factory=list)
     labels: dict[str, float] = field(default_factory=dict)
     """share of labels found from gradients, were labels at home"""
@@ -83,6 +91,7 @@ class Findings:
     def as_json(self) -> dict[str, Any]:
         """For a file."""
         about = {"cut": self.cut, "codec": self.codec, "samples": self.samples, "correlation": self.correlation}
+        about |= {"arch": self.arch, "defence": self.defence, "averaged": self.averaged, "epsilon": self.epsilon}
         return about | {"rows": [asdict(row) for row in self.rows], "labels": self.labels}
 
     def save(self, folder: Path) -> None:
@@ -94,45 +103,51 @@ class Findings:
             save_grid(self.pictures, folder / PICTURE)
 
 
-def attack(seen: View, names: Sequence[str] = (), *, quick: bool = False, told: Told | None = None) -> Findings:
-    """Run attacks (all that apply, or those named), each with all its budgets; the strongest of each counts."""
+def attack(seen: View, names: Sequence[str] = (), *, effort: Effort = "all", told: Told | None = None) -> Findings:
+    """Run attacks (all that apply, or those named); of each, the strongest of several looks counts."""
     for name in names:
         one_of("attacks", name, NAMES)
     told = told or (lambda name: None)
     if not seen.x.is_floating_point():
-        return _text(seen, quick)
+        return _text(seen, effort == "quick")
     if seen.x.dim() != 4:
         raise SplitcastError(f"run: samples are {tuple(seen.x.shape[1:])}; attacks need images (C, H, W) or tokens")
     wanted = names or NAMES
-    some = seen.smashed.flatten(1)[:256]
-    found = Findings(seen.cut, seen.codec.name, len(seen.x), float(distance_correlation(seen.x.flatten(1)[:256], some)))
+    correlation = distance_correlation(seen.x.flatten(1)[:256], seen.smashed.flatten(1)[:256])
+    found = _about(seen, len(seen.x), float(correlation))
     found.pictures["original"] = seen.x
     found.rows.append(_judged(seen, "floor", 0, False, mean_image(seen)))
     found.pictures["floor"] = mean_image(seen)
     for name, method in METHODS.items():
         if name in wanted:
-            made = {n: method.run(seen, n, told(name)) for n in (method.quick if quick else method.budgets)}
+            made = method.run(seen, method.budget.looks(effort), told(name))
             _add(found, seen, name, method.needs_half, made)
     if "hijack" in wanted:
-        _add(found, seen, "hijack", False, {n: hijack(seen, n, told("hijack")).samples for n in HIJACK[quick]})
+        _add(found, seen, "hijack", False, hijack(seen, HIJACK.looks(effort), told("hijack")).looks)
     for name, reply in (("mean", broadcast.mean), ("basis", broadcast.basis(8))):
-        if (full := f"other clients: {name}") in wanted:
-            made = {n: broadcast.overhear(seen, PEERS, reply, n, told(full))[0] for n in OVERHEAR[quick]}
-            _add(found, seen, full, False, made)
+        heard = seen.heard == name
+        if (full := f"other clients: {name}") in wanted and (heard or names):
+            made = broadcast.overhear(seen, PEERS, reply, OVERHEAR.looks(effort), told(full))
+            _add(found, seen, full, False, made, possible=heard)
     found.labels = label_leaks(seen)
     return found
 
 
-def _add(found: Findings, seen: View, name: str, knows_half: bool, made: dict[int, Tensor]) -> None:
-    """The strongest of several budgets."""
-    judged = {steps: _judged(seen, name, steps, knows_half, z) for steps, z in made.items()}
+def _about(seen: View, samples: int, correlation: float | None) -> Findings:
+    known = (seen.arch, seen.guard, seen.averaged, seen.epsilon)
+    return Findings(seen.cut, seen.codec.name, samples, correlation, *known)
+
+
+def _add(found: Findings, seen: View, name: str, knows_half: bool, made: Looks, *, possible: bool = True) -> None:
+    """The strongest of several looks."""
+    judged = {steps: _judged(seen, name, steps, knows_half, z, possible=possible) for steps, z in made.items()}
     best = max(judged, key=lambda steps: judged[steps].leak)
     found.rows.append(judged[best])
     found.pictures[name] = made[best]
 
 
 @torch.no_grad()
-def _judged(seen: View, name: str, steps: int, knows_half: bool, z: Tensor) -> Finding:
+def _judged(seen: View, name: str, steps: int, knows_half: bool, z: Tensor, *, possible: bool = True) -> Finding:
     z = torch.nan_to_num(z).clamp(float(seen.auxiliary.min()), float(seen.auxiliary.max()))
     deep = [seen.model.forward(seen.client | seen.server, x, 0, seen.model.depth - 1) for x in (seen.x, z)]
     output = seen.model.forward(seen.client | seen.server, z, 0, seen.model.depth)
@@ -141,7 +156,7 @@ def _judged(seen: View, name: str, steps: int, knows_half: bool, z: Tensor) -> F
         attack=name,
         steps=steps,
         knows_half=knows_half,
-        possible=seen.averaged or not knows_half,
+        possible=possible and (seen.averaged or not knows_half),
         mse=float(mse(seen.x, z).mean()),
         psnr=float(psnr(seen.x, z, seen.span).mean()),
         ssim=float(ssim(seen.x, z, seen.span).mean()),
@@ -186,9 +201,9 @@ def _text(seen: View, quick: bool) -> Findings:
     vocabulary = int(max(seen.auxiliary.max(), seen.x.max())) + 1
     found = tokens.recover(seen.features, rows, vocabulary)
     guess = int(seen.auxiliary.flatten().mode().values)
-    findings = Findings(seen.cut, seen.codec.name, len(rows), math.nan)
+    findings = _about(seen, len(rows), None)
     findings.labels = {
         "tokens guessed": tokens.accuracy(torch.full_like(seen.x[: len(rows)], guess), seen.x[: len(rows)]),
-        "tokens": tokens.accuracy(found, seen.x[: len(rows)]),
+        TOKENS: tokens.accuracy(found, seen.x[: len(rows)]),
     }
     return findings

@@ -6,13 +6,13 @@ samples, made from auxiliary samples. A decoder learns from these pairs. If even
 has no oracle learns nothing of the victim's samples by this way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from splitcast.schemes.basis import factorise, fit
-from splitcast.studies.privacy.networks import Progress, fit_decoder
+from splitcast.studies.privacy.networks import Looks, Progress, decoded
 from splitcast.studies.privacy.view import View
 
 Reply = Callable[[Tensor], Tensor]
@@ -46,10 +46,8 @@ def gradients(seen: View, x: Tensor, y: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def overhear(
-    seen: View, clients: int, reply: Reply, steps: int, progress: Progress | None = None
-) -> tuple[Tensor, Tensor]:
-    """Reconstructions of the victim's samples by a client that hears broadcasts of ``clients``, and the samples.
+def overhear(seen: View, clients: int, reply: Reply, budgets: Sequence[int], progress: Progress | None = None) -> Looks:
+    """Reconstructions of the victim's samples by a client that hears broadcasts of ``clients``.
 
     The others' samples are drawn from the auxiliary ones.
     """
@@ -63,7 +61,4 @@ def overhear(
             rows.append(reply(torch.cat([some[None], theirs[others]])))
         return torch.cat(rows)
 
-    decoder = fit_decoder(heard(theirs), seen.auxiliary, steps, progress=progress)
-    with torch.no_grad():
-        made: Tensor = decoder(heard(own))
-    return made, seen.x
+    return decoded(heard(theirs), seen.auxiliary, heard(own), budgets, progress=progress)

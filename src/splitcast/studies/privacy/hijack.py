@@ -11,13 +11,14 @@ so that the victim's half maps its samples into the space that d reads. Not in t
 a pilot of the client's architecture.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from splitcast.model.split import Params
-from splitcast.studies.privacy.networks import Decoder, Progress, critic, minibatches
+from splitcast.studies.privacy.networks import Decoder, Looks, Progress, critic, minibatches
 from splitcast.studies.privacy.reconstruct import fresh_half, learned
 from splitcast.studies.privacy.view import View
 
@@ -28,8 +29,8 @@ PENALTY = 10.0
 class Hijacked:
     """What came of it."""
 
-    samples: Tensor
-    """d(w^c(x)) of the victim's samples (M, *shape)"""
+    looks: Looks
+    """d(w^c(x)) of the victim's samples (M, *shape), after every budget"""
     gradients: Tensor
     """what the victim received in its last step (b, *d)"""
     smashed: Tensor
@@ -38,10 +39,13 @@ class Hijacked:
     """of that step (b,)"""
 
 
-def hijack(seen: View, steps: int, progress: Progress | None = None, *, lr: float = 1e-3, batch: int = 32) -> Hijacked:
+def hijack(
+    seen: View, budgets: Sequence[int], progress: Progress | None = None, *, lr: float = 1e-3, batch: int = 32
+) -> Hijacked:
     """Train the victim's half (a copy) on its samples under a hijacking server."""
-    half: Params = {name: p.detach().clone().requires_grad_(p.is_floating_point()) for name, p in seen.client.items()}
-    trained = [p for name, p in half.items() if name in seen.model.initial() and int(name.split(".", 1)[0]) < seen.cut]
+    own_half = {name for name in seen.model.initial() if int(name.split(".", 1)[0]) < seen.cut}
+    half: Params = {name: p.detach().clone().requires_grad_(name in own_half) for name, p in seen.client.items()}
+    trained = learned(half)
     enters = seen.smashed.shape[1:]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -52,6 +56,7 @@ def hijack(seen: View, steps: int, progress: Progress | None = None, *, lr: floa
         torch.optim.Adam(judge.parameters(), lr=5e-4, betas=(0.5, 0.9)),
         torch.optim.Adam(trained, lr=lr),
     )
+    steps, looks = max(budgets), Looks()
     private, own = (minibatches(len(x), batch, steps, seed) for seed, x in enumerate((seen.x, seen.auxiliary)))
     mixing = torch.Generator().manual_seed(5)
     received = arrived = torch.empty(0)
@@ -78,6 +83,8 @@ def hijack(seen: View, steps: int, progress: Progress | None = None, *, lr: floa
         by_judge.step()
         if progress:
             progress(done, steps)
-    with torch.no_grad():
-        made: Tensor = decoder(seen.codec.through(seen.model.forward(half, seen.x, 0, seen.cut)[None])[0])
-    return Hijacked(made, received.detach(), arrived.detach(), seen.y[rows])
+        if done in budgets:
+            with torch.no_grad():
+                arrives = seen.codec.through(seen.model.forward(half, seen.x, 0, seen.cut)[None])[0]
+                looks[done] = decoder(arrives)
+    return Hijacked(looks, received.detach(), arrived.detach(), seen.y[rows])

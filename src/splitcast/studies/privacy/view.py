@@ -1,23 +1,30 @@
 """What the attacker has: smashed data of a victim as the server decodes them, and what it may know beside them.
 
 The victim is one client of a run as it stood at its last checkpoint; the samples are its own. The attacker may have
-auxiliary samples of the same kind (here: half of the test set), the server half, and, where client halves are averaged
-by the server, the client half too. What it never has are the victim's samples; they only judge what it made.
+auxiliary samples of the same kind (here: every second one of the test set), the server half, and, where client halves
+pass through the server's hands, the client half too. What it never has are the victim's samples; they only judge what
+it made.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import Codec
+from splitcast.base.codec import FP32, Codec
 from splitcast.base.errors import SplitcastError
+from splitcast.cost.leakage import knows_halves
+from splitcast.cost.privacy import gaussian_epsilon, run_epsilon
+from splitcast.data import Dataset
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import Params, SplitModel
 from splitcast.run.loop import fitted, load_data, make_parts, make_simulator, resolved, with_clients
 from splitcast.run.records import RunFolder
+from splitcast.schemes.feedback import Basis, Mean, Partial
+from splitcast.schemes.program import Scheme
 from splitcast.training.defence import Defence
 from splitcast.training.task import Task
 
@@ -44,16 +51,46 @@ class View:
     auxiliary_y: Tensor
     defence: Defence | None = None
     averaged: bool = False
-    """whether the server averages client halves, and so knows them"""
+    """whether the server averages client halves or hands them on, and so knows them"""
+    arch: str = ""
+    """the model, by its name"""
+    heard: str = ""
+    """of all gradients, what every client hears: their mean, a basis, or nothing"""
+    epsilon: float | None = None
+    """of differential privacy, at most, of a sample as often as it was sent; None where the defence gives none"""
 
     @property
     def span(self) -> float:
         """Range of pixels in the attacker's samples."""
         return float(self.auxiliary.max() - self.auxiliary.min()) or 1.0
 
+    @property
+    def guard(self) -> str:
+        """The defence in words, "" for none."""
+        return "" if self.defence is None else self.defence.name
+
     def features(self, x: Tensor) -> Tensor:
         """The victim's half on samples, without what it does to them before it sends; differentiable."""
         return self.model.forward(self.client, x, 0, self.cut)
+
+    @torch.no_grad()
+    def at(self, cut: int, codec: Codec = FP32, defence: Defence | None = None) -> "View":
+        """The same weights cut elsewhere, sent once in another format or behind another defence: what a client shows
+        that changes these without training anew. Another cut is one of the same model only where all halves are equal.
+        """
+        whole = self.client | self.server
+        here = {k: v for k, v in whole.items() if int(k.split(".", 1)[0]) < cut}
+        other = {k: v for k, v in whole.items() if k not in here}
+        spent = gaussian_epsilon(defence.clip, defence.noise, releases=1) if defence else math.inf
+        made = replace(self, cut=cut, client=here, server=other, codec=codec, defence=defence)
+        made = replace(made, epsilon=spent if math.isfinite(spent) else None)
+        return replace(made, smashed=made.send(self.x))
+
+    @torch.no_grad()
+    def accuracy(self, x: Tensor, y: Tensor) -> float:
+        """Share of samples that the model, with the victim's half, puts into their class through this wire."""
+        output = self.model.forward(self.server, self.send(x), self.cut, self.model.depth)
+        return float((output.argmax(1) == y).double().mean())
 
     @torch.no_grad()
     def send(self, x: Tensor) -> Tensor:
@@ -71,13 +108,13 @@ def sent(features: Callable[[Tensor], Tensor], defence: Defence | None, codec: C
 
 
 @torch.no_grad()
-def view(run: Path, samples: int, auxiliary: int, client: int = 0) -> View:
-    """What a finished or stopped run shows of one of its clients."""
+def view(run: Path, samples: int, auxiliary: int, client: int = 0, dataset: Dataset | None = None) -> View:
+    """What a finished or stopped run shows of one of its clients; ``dataset``: that of the run, if it was read."""
     folder = RunFolder(run)
     config = resolved(folder.config())
     if not folder.checkpoint_file.is_file():
         raise SplitcastError(f"run: {run} has no checkpoint yet; train it first")
-    dataset = load_data(config)
+    dataset = dataset or load_data(config)
     config = with_clients(config, dataset)
     engine = make_simulator(config, dataset)
     stored = folder.restore(dataset.fingerprint())
@@ -88,7 +125,7 @@ def view(run: Path, samples: int, auxiliary: int, client: int = 0) -> View:
         raise SplitcastError(f"client: {client}; choose 0..{len(parts) - 1}")
     rows = torch.from_numpy(parts[client][:samples])
     half = torch.arange(0, len(dataset.test_x), 2)[:auxiliary]
-    return of_engine(
+    made = of_engine(
         engine,
         dataset.train_x[rows],
         dataset.train_y[rows],
@@ -97,6 +134,7 @@ def view(run: Path, samples: int, auxiliary: int, client: int = 0) -> View:
         client,
         stored.round,
     )
+    return replace(made, arch=config.model.arch, epsilon=run_epsilon(config, stored.round))
 
 
 @torch.no_grad()
@@ -129,5 +167,11 @@ def of_engine(
         auxiliary=auxiliary,
         auxiliary_y=auxiliary_y,
         defence=defence,
-        averaged=scheme.sync_every > 0,
+        averaged=knows_halves(scheme),
+        heard=_heard(scheme.at(state.placement)),
     )
+
+
+def _heard(scheme: Scheme) -> str:
+    feedback = getattr(scheme, "feedback", None)
+    return "mean" if isinstance(feedback, Mean | Partial) else "basis" if isinstance(feedback, Basis) else ""

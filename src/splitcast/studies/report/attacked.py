@@ -22,10 +22,11 @@ def attack_document(run: Path) -> dict[str, Any] | None:
     try:
         found = parsed(read_bounded(run / FILE, LINE_BYTES))
         rows = [_row(row) for row in found["rows"][:MOST_ROWS]]
+        labels = [[str(name)[:100], _share(share)] for name, share in found.get("labels", {}).items()][:MOST_ROWS]
         about = {"cut": int(found["cut"]), "codec": str(found["codec"])[:100], "samples": int(found["samples"])}
-    except (SplitcastError, ValueError, KeyError, TypeError, OverflowError):
+    except (SplitcastError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
-    return about | {"rows": rows, "picture": _picture(run / PICTURE)}
+    return about | {"rows": rows, "labels": labels, "picture": _picture(run / PICTURE)}
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -34,6 +35,13 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("not a finding")
     known = half_known(row["knows_half"], row["possible"])
     return numbers | {"attack": str(row["attack"])[:100], "half": known if row["steps"] else ""}
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not 0 <= share <= 1:
+        raise ValueError("not a share")
+    return share
 
 
 def _picture(file: Path) -> str:

@@ -41,6 +41,10 @@ class Breakdown:
     """compute, uplink, server, downlink, backward; then waiting (for others, while taking part) and absent"""
     joules: list[float]
     """mean energy per round of every client, (N,)"""
+    air_j: list[float]
+    """of it on the air, (N,)"""
+    busy_s: list[list[float] | None]
+    """median and 95 % quantile of a client's own seconds, waiting left out, over the rounds that it takes part in"""
     mismatch: float
     """greatest relative difference of a round's seconds from the record"""
     rounds: int
@@ -80,7 +84,7 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
             known[sent] = tuple(_stages(scenario, placement, record, clients.tolist()))
         alike[known[sent]].append(record)
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
-    spent, mismatch = np.zeros(scenario.cell.clients), 0.0
+    spent, own, mismatch = np.zeros((2, scenario.cell.clients)), [], 0.0
     for stages, rounds in alike.items():
         met = scenario.conditions(record.round for record in rounds)  # (I, N)
         timed = time_rounds([stages], scenario.cell, met, scenario.allocator)[0]
@@ -90,17 +94,26 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
             raise SplitcastError(
                 f"latency: rounds that this configuration gives differ by {100 * mismatch:.3g} % from the recorded ones"
             )
-        spent += np.add(*timed.spent_j(scenario.cell.clients)).sum(0)
-        busy = np.zeros_like(total)
+        spent += np.stack(timed.spent_j(scenario.cell.clients)).sum(1)
+        busy, alone = np.zeros_like(total), np.zeros(met.gains.shape)
         for stage in timed.stages:
             who = list(stage.stage.clients)
-            busy[who, : len(PARTS)] += np.stack([stage.part(name).sum(0) for name in PARTS], axis=-1)
+            parts = np.stack([stage.part(name) for name in PARTS], axis=-1)  # (I, K, 5)
+            busy[who, : len(PARTS)] += parts.sum(0)
+            alone[:, who] += parts.sum(-1)
         working = {n for stage in stages if stage.uplink_bits and stage.name != "re-cut" for n in stage.clients}
         total += _with_rest(busy, float(timed.seconds.sum()), working)
-    mean = total.T / len(records)  # (7, N)
-    parts = dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True))
+        alone[:, [n for n in range(scenario.cell.clients) if n not in working]] = np.nan
+        own.append(alone)
+    mean, (compute_j, air_j) = total.T / len(records), spent / len(records)  # (7, N), (N,) each
+    seconds = dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True))
     held = holdings(scenario, mixed or placements[records[-1].cut])
-    return Breakdown(parts, (spent / len(records)).tolist(), mismatch, len(records), held)
+    busy_s = [_quantiles(each[np.isfinite(each)]) for each in np.concatenate(own).T]
+    return Breakdown(seconds, (compute_j + air_j).tolist(), air_j.tolist(), busy_s, mismatch, len(records), held)
+
+
+def _quantiles(seconds: Array) -> list[float] | None:
+    return np.quantile(seconds, (0.5, 0.95)).tolist() if len(seconds) else None
 
 
 def holdings(scenario: Scenario, held: Placed) -> list[Holding]:

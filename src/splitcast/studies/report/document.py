@@ -14,6 +14,7 @@ import numpy as np
 from splitcast.base.config import Config, leaves, to_toml
 from splitcast.base.errors import NotAllowedError, SplitcastError
 from splitcast.run.headline import headline
+from splitcast.run.recording import outage
 from splitcast.run.records import RoundRecord
 from splitcast.studies.compare import title_of
 from splitcast.studies.curves import COLOURS, looks
@@ -87,6 +88,7 @@ def group_document(group: Group, judged: Measure) -> dict[str, Any]:
         "columns": means,
         "edges": edges,
         "round_s": np.mean([each["round_s"] for each in every], axis=0).tolist(),
+        **{name: _mean([each[name] for each in every]) for name in ("outage", "joules")},
         "value": statistics.fmean(values) if values else None,
         "half": estimate(values).half if len(values) > 1 else None,
         "best": statistics.fmean(bests) if bests else None,
@@ -100,10 +102,16 @@ def group_document(group: Group, judged: Measure) -> dict[str, Any]:
     }
 
 
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
 def run_document(run: Run, judged: Measure) -> dict[str, Any]:
     """One run."""
     records, summary = run.rounds, run.summary or {}
     versions = summary.get("versions")  # the file may be anybody's
+    memory = summary.get("client_memory_mb")
     around = {name: summary[name] for name in ("python", "threads") if name in summary}
     versions = around | versions if isinstance(versions, dict) else {}
     return outcome(run, judged) | {
@@ -118,6 +126,7 @@ def run_document(run: Run, judged: Measure) -> dict[str, Any]:
         "cuts": segments(records),
         "clients": clients_document(run),
         "measured": measured(records),
+        "memory_mb": memory if isinstance(memory, int | float) else None,
         "gamma_per_cut": list(run.gamma),
         "config": flat(run.config),
         "toml": to_toml(run.config),
@@ -139,6 +148,8 @@ def outcome(run: Run, judged: Measure) -> dict[str, Any]:
         "best": judged.best(tested),
         "columns": columns(run.rounds),
         "round_s": np.quantile([r.latency_s for r in run.rounds], (0.5, 0.95)).tolist(),
+        "outage": outage(run.rounds, run.config.train.deadline_s) if run.config.train.deadline_s else None,
+        "joules": sum(spent) if (spent := [j for r in run.rounds if (j := r.metrics.get("energy_j"))]) else None,
         "kinds": bytes_per_kind(run.rounds),
     }
 

@@ -1,25 +1,30 @@
 """Bytes to an accuracy, everybody's method beside ours, and beside sending the data itself.
 
 Every method is searched alike on the first seed (`SEARCH`): learning rate, momentum, and how often it steps before the
-next averaging, which for those that train on a pool is how many steps the server takes in a round. The best is the one
-with the fewest bytes to the middle target, or else the one that ends highest; it then trains with all seeds.
+next averaging, which for those that train on a pool is how many steps the server takes in a round. All settings train
+for a tenth of the rounds; the one with the fewest bytes to the first target, or else the highest, goes on, and trains
+with all seeds. A training ends at the last target, after all rounds, or with the tenth in which it has sent `BUDGET`
+times what all training images take when gzipped, unless it has ceased to send: whoever is not there by then has lost to
+sending the images. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import codec
+from splitcast.data import Dataset
 from splitcast.run.records import RoundRecord
 from splitcast.studies.compare_figure import AXES
 from splitcast.studies.curves import curves_of
 from splitcast.studies.reproduce.basis import PARTITIONS
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, line, panels
 from splitcast.studies.reproduce.study import Runs, Study
-from splitcast.studies.reproduce.verdicts import verdict
+from splitcast.studies.reproduce.verdicts import all_of, larger, spread, verdict
 from splitcast.studies.target import to_reach
 
 TARGETS = {
@@ -29,9 +34,31 @@ TARGETS = {
     "mnist-mini": (0.85, 0.9, 0.93),
 }
 RAW = "splitcast.studies.reproduce.raw"
-CODED = ("fedlite:196,16", "splitfc:0.2/16", "randtopk:1%", "c3sl:4")
-"""Smashed data by others' formats at about the rates of their papers; gradients as int8."""
+CODED = {
+    "fedlite:196,16": "int8",
+    "splitfc:0.2/16": "splitfc:0.2/16",
+    "randtopk:1%": "topk:1%",
+    "c3sl:4": "c3sl:4",
+}
+"""Smashed data by others' formats at about the rates of their papers, and gradients. FedLite sends these in full."""
+PARTS = 10
+"""Parts of a training, after each of which it may end."""
+BUDGET = 2.0
+SAMPLED = 1280
+"""Images of which the size of all is estimated."""
 STEPS, POOL = "ours, step by step", "ours, replay"
+OURS = (STEPS, POOL)
+ALONE = 10
+"""Rounds in which client halves learn from a loss of their own, and then no more."""
+LEARNED: dict[str, Any] = {"local_steps": 4, "heads.pool": 2, "sfl-replay.learn": "local"}
+LEARNED |= {"sfl-replay.start": ALONE, "sfl-replay.until": ALONE}
+FIRST_LAYER = {"fashion-mnist": LEARNED, "cifar10": LEARNED | {"uplink_codec": "transform:160B"}}
+"""How ours by replay has its first layer, by data set: on digits a random one is enough."""
+MOST = {"mnist": {STEPS: {0.94: 8.0}, POOL: {0.94: 1.6, 0.965: 3.2, 0.98: 5.5}}}
+"""MB that ours may take at most."""
+SFL_ROUNDS = 200
+SFL_HAS = {"mnist": (0.965, 1000.0), "fashion-mnist": (0.82, 500.0), "cifar10": (0.46, 500.0)}
+"""What `sfl` has after so many rounds (docs/bytes.md), and how many times fewer bytes ours shall take to it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +71,12 @@ class Setting:
 
     def values(self, pooled: str) -> dict[str, Any]:
         """As configuration; ``pooled`` is the section of a scheme that trains on a pool."""
-        often = {f"{pooled}.steps": 20 * self.often} if pooled else {"local_steps": self.often}
+        often = {f"{pooled}.steps": POOL_STEPS[self.often]} if pooled else {"local_steps": self.often}
         return {"lr": self.lr, "momentum": self.momentum, **often}
 
 
+POOL_STEPS = {1: 20, 4: 40}
+"""The server's steps in a round, where others take so many local steps."""
 USUAL = Setting(0.02, 0.9, 1)
 SEARCH = (USUAL, Setting(0.02, 0.0, 1), Setting(0.05, 0.9, 1), Setting(0.02, 0.9, 4))
 
@@ -58,10 +87,14 @@ class Method:
 
     values: Mapping[str, Any]
     pooled: str = ""
+    alone: int = 0
+    """rounds before the first upload"""
+    samples: int = 0
+    """of each client, once; 0: all"""
 
 
-def _sfl(codec: str, down: str = "int8") -> Method:
-    return Method({"scheme": "sfl", "uplink_codec": codec, "downlink_codec": down})
+def _sfl(up: str, down: str) -> Method:
+    return Method({"scheme": "sfl", "uplink_codec": up, "downlink_codec": down})
 
 
 def _raw(kind: str, small: bool) -> Method:
@@ -69,21 +102,24 @@ def _raw(kind: str, small: bool) -> Method:
     return Method({"scheme": "sfl-replay", "arch": arch, "uplink_codec": f"{RAW}:{kind}", "batch": 64}, "sfl-replay")
 
 
-def methods(small: bool = False) -> dict[str, Method]:
-    """By the names in the table; ``small`` is for the narrow network."""
+def methods(dataset: str = "mnist", *, small: bool = False) -> dict[str, Method]:
+    """By the names in the table; ``small`` is for the narrow network. Ampere sends all at once, so that what it sends
+    is chosen beforehand: a tenth of the samples."""
+    learned = FIRST_LAYER.get(dataset, {})
+    ampere = {"scheme": "ampere", "batch": 64, "local_steps": 4, "ampere.device_rounds": ALONE}
     return {
         "sfl": Method({"scheme": "sfl"}),
         "fl": Method({"scheme": "fl"}),
         "fl, int8": Method({"scheme": "fl", "sync_codec": "int8"}),
         **{f"sfl, {name}": _sfl(name, name) for name in ("int8", "int4", "int2")},
-        **{f"sfl, {name.partition(':')[0]}": _sfl(name) for name in CODED},
+        **{f"sfl, {name.partition(':')[0]}": _sfl(name, down) for name, down in CODED.items()},
         "sfl-gb": Method({"scheme": "sfl-gb"}),
         "cse-fsl": Method({"scheme": "cse-fsl"}),
         "fsl-sage": Method({"scheme": "fsl-sage"}),
-        "ampere": Method({"scheme": "ampere", "batch": 64, "ampere.device_rounds": 20}, "ampere"),
+        "ampere": Method(ampere, "ampere", ALONE, 640),
         STEPS: Method({"scheme": "sfl-tc"}),
-        POOL: Method({"scheme": "sfl-replay", "batch": 64}, "sfl-replay"),
-        **{f"images, {kind}": _raw(kind.title(), small) for kind in ("gzip", "png", "jpeg")},
+        POOL: Method({"scheme": "sfl-replay", "batch": 64, **learned}, "sfl-replay", ALONE if learned else 0),
+        **{f"images, {kind}": _raw(kind.title(), small) for kind in ("gzip", "jpeg")},
     }
 
 
@@ -96,51 +132,89 @@ class Found:
 
 
 def draw(study: Study) -> Drawn:
-    targets = TARGETS[study.base.data.dataset]
-    spreads = PARTITIONS if study.full else {"IID": PARTITIONS["IID"]}
-    figure, axes = panels(len(spreads), height=6.4)
-    rows: list[Row] = []
-    claims: list[Claim] = []
-    for axis, (spread, values) in zip(axes, spreads.items(), strict=True):
-        found = {name: search(study, method, targets, values) for name, method in known(study).items()}
-        for name, best in found.items():
-            rows.append({"partition": spread, "method": name} | row(best, targets))
-        curves(axis, found, f"{study.base.data.dataset}, {spread}")
-        whole = len(study.dataset.train_y) * per_sample(found["images, gzip"].runs[0], "up.smashed")
-        axis.axvline(whole / 1e6, color="black", linewidth=0.8)
-        axis.annotate(" all images, gzip", (whole / 1e6, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
-        claims += judged(spread, found, targets)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
+    name = study.base.data.dataset
+    targets, shared = TARGETS[name], study.base.data.partition
+    how = next(how for how, values in PARTITIONS.items() if values["partition"] == shared)
+    found = {method: search(study, values, targets) for method, values in known(study).items()}
+    found["images, png"] = _as_png(found["images, gzip"], study.dataset)
+    rows: list[Row] = [{"partition": how, "method": method} | row(best, targets) for method, best in found.items()]
+    figure, (axis,) = panels(1, height=6.4)
+    curves(axis, found, f"{name}, {how}")
+    whole = sized(study.dataset) / 1e6
+    axis.axvline(whole, color="black", linewidth=0.8)
+    axis.annotate(" all images, gzip", (whole, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     settings = SEARCH if study.full else SEARCH[:1]
     caption = (
         "Not in the paper. Accuracy against all bytes on the air, mean over seeds up to where the first is at the last "
         f"target. Every method has the best of {len(settings)} setting{'s' if len(settings) > 1 else ''} on seed "
-        f"{study.seeds[0]}. The line is all training images, gzipped."
+        f"{study.seeds[0]} and ends once it has sent {BUDGET:g} times all images. "
+        "The line is all training images, gzipped."
     )
-    return Drawn(caption, rows, figure, claims)
+    return Drawn(caption, rows, figure, judged(how, name, found, whole))
 
 
 def known(study: Study) -> dict[str, Method]:
-    """The methods of a study."""
-    return methods(study.base.model.arch == "cnn-small")
+    """The methods of a study that are trained."""
+    return methods(study.base.data.dataset, small=study.base.model.arch == "cnn-small")
 
 
-def search(study: Study, method: Method, targets: Sequence[float], values: Mapping[str, Any]) -> Found:
+def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
     """The best setting of a method, trained with all seeds."""
-    common = {"rounds": study.long_rounds, "stop_at": targets[-1], **method.values, **values}
-    if method.pooled:  # every sample once
-        common[f"{method.pooled}.samples"] = len(study.dataset.train_y) // study.base.data.clients
-    settings = SEARCH if study.full else SEARCH[:1]
+    common = {"stop_at": targets[-1], **method.values}
+    if method.pooled:
+        common[f"{method.pooled}.samples"] = method.samples or len(study.dataset.train_y) // study.base.data.clients
     tried = {}
-    for setting in settings:
+    settings = SEARCH if study.full else SEARCH[:1]
+    for setting in settings if len(settings) > 1 else ():
         try:
-            tried[setting] = study.run(seed=study.seeds[0], **common, **setting.values(method.pooled))
+            first = {"rounds": _rounds(study, method, 1), "seed": study.seeds[0]}
+            tried[setting] = study.run(**first, **common, **setting.values(method.pooled))
         except SplitcastError:  # the loss is no longer a number
             continue
-    best = min(tried, key=lambda setting: _worth(tried[setting], targets[1]))
-    seeds = study.seeds[1:]
-    return Found(best, [tried[best], *(study.run(seed=s, **common, **best.values(method.pooled)) for s in seeds)])
+    best = min(tried, key=lambda setting: _worth(tried[setting], targets[0]), default=settings[0])
+    own = {**common, **best.values(method.pooled)}
+    return Found(best, [_trained(study, method, targets[-1], seed=seed, **own) for seed in study.seeds])
+
+
+def _rounds(study: Study, method: Method, parts: int) -> int:
+    return method.alone - (-study.base.train.rounds * parts // PARTS)
+
+
+def _trained(study: Study, method: Method, target: float, **values: Any) -> list[RoundRecord]:
+    """One training, part after part until it is at the target, beyond the budget, or no longer a number."""
+    records: list[RoundRecord] = []
+    budget = BUDGET * sized(study.dataset)
+    for parts in range(1, PARTS + 1):
+        try:
+            records = study.run(rounds=_rounds(study, method, parts), **values)
+        except SplitcastError:
+            if not records:
+                raise
+            break
+        if to_reach(records, target) or (records[-1].bytes and sum(r.bytes for r in records) > budget):
+            break
+    return records
+
+
+def sized(data: Dataset, kind: str = "Gzip") -> float:
+    """Bytes of all training images, in messages of 64."""
+    images = data.train_x[:SAMPLED]
+    sizes = [len(codec(f"{RAW}:{kind}").encode(images[k : k + 64])) for k in range(0, len(images), 64)]
+    return sum(sizes) / len(images) * len(data.train_y)
+
+
+def _as_png(found: Found, data: Dataset) -> Found:
+    """Images as PNG: nothing is lost either, so that it is the training of gzip with messages that much larger."""
+    ratio = sized(data, "Png") / sized(data)
+
+    def sent(record: RoundRecord) -> RoundRecord:
+        images = record.kinds.get("up.smashed", 0)
+        more = round((ratio - 1) * images)
+        return replace(record, up_bytes=record.up_bytes + more, kinds=record.kinds | {"up.smashed": images + more})
+
+    return Found(found.setting, [[sent(record) for record in records] for records in found.runs])
 
 
 def _worth(records: list[RoundRecord], target: float) -> tuple[bool, float]:
@@ -183,38 +257,62 @@ def curves(axis: Axes, found: Mapping[str, Found], title: str) -> None:
     axis.grid(alpha=0.3)
 
 
-def per_sample(records: list[RoundRecord], kind: str) -> float:
-    """Bytes of a kind per label that went up: for every sample one byte, up to 256 classes."""
-    return sum(r.kinds.get(kind, 0) for r in records) / max(1, sum(r.kinds.get("up.labels", 0) for r in records))
+def judged(how: str, dataset: str, found: Mapping[str, Found], whole: float) -> list[Claim]:
+    """What is to be shown of a data set, whose images are ``whole`` MB when gzipped."""
+    targets = TARGETS[dataset]
+    claims = [_fewest(how, found, target) for target in targets]
+    claims.append(_at_most(how, found, STEPS, targets[0], whole, "the gzipped training set"))
+    claims += [_below_images(how, found, kind) for kind in ("gzip", "png")]
+    for method, most in MOST.get(dataset, {}).items():
+        claims += [_at_most(how, found, method, target, limit) for target, limit in most.items()]
+    if dataset in SFL_HAS:
+        target, times = SFL_HAS[dataset]
+        sent = np.mean([r.bytes for records in found["sfl"].runs for r in records]) * SFL_ROUNDS / 1e6
+        than = f"sfl sends in {SFL_ROUNDS} rounds, {times:g} times over"
+        claims.append(_at_most(how, found, _better(found, target), target, float(sent) / times, than))
+    return claims
 
 
-def judged(spread: str, found: Mapping[str, Found], targets: Sequence[float]) -> list[Claim]:
-    """What is to be shown of a partition."""
-    return [_fewest(spread, found, target) for target in targets] + [_below_images(spread, found, targets[0])]
+def _spent(found: Found, target: float) -> list[float]:
+    return costs_to(found.runs, target, "megabytes")
 
 
-def _megabytes(found: Found, target: float) -> float | None:
-    spent = [reach.megabytes for records in found.runs if (reach := to_reach(records, target))]
-    return float(np.mean(spent)) if len(spent) == len(found.runs) else None
+def _better(found: Mapping[str, Found], target: float) -> str:
+    """Which of ours needs fewer bytes."""
+    return min(OURS, key=lambda name: float(np.mean(_spent(found[name], target))))
 
 
-def _fewest(spread: str, found: Mapping[str, Found], target: float) -> Claim:
+def _fewest(how: str, found: Mapping[str, Found], target: float) -> Claim:
     """Of all methods that get to a target, ours needs the fewest bytes."""
-    wanted = f"ours, {spread}: fewest bytes of all to {100 * target:g} %"
-    spent = {name: mb for name, best in found.items() if (mb := _megabytes(best, target)) is not None}
-    ours = min((spent[name] for name in (STEPS, POOL) if name in spent), default=None)
-    if ours is None:
+    wanted, ours = f"ours, {how}: fewest bytes of all to {100 * target:g} %", _better(found, target)
+    spent = {name: _spent(best, target) for name, best in found.items()}
+    others = {name: each for name, each in spent.items() if name not in OURS}
+    if not np.isfinite(spent[ours]).all():
         return Claim(wanted, "ours does not get there", verdict(False))
-    others = sorted((mb, name) for name, mb in spent.items() if name not in (STEPS, POOL))
-    said = [f"{name} {spent[name]:.3g} MB" for name in (STEPS, POOL) if name in spent]
-    said += [f"{name} {mb:.3g}" for mb, name in others[:3]]
-    if "sfl" in spent:
-        said.append(f"{spent['sfl'] / ours:.0f}x below sfl's {spent['sfl']:.4g}")
-    return Claim(wanted, ", ".join(said), verdict(not others or ours < others[0][0]))
+    said = [f"{name} {spread(spent[name], 2)} MB" for name in OURS]
+    said += [
+        f"{name} {spread(others[name], 2)}"
+        for name in sorted(others, key=lambda name: float(np.mean(others[name])))[:3]
+    ]
+    return Claim(wanted, ", ".join(said), all_of(larger(each, spent[ours]) for each in others.values()))
 
 
-def _below_images(spread: str, found: Mapping[str, Found], target: float) -> Claim:
-    """Replay sends less than the images of the very samples it sends, gzipped."""
-    wanted = f"ours by replay, {spread}: below the gzipped images of the very samples sent"
-    ours, images = (per_sample(found[name].runs[0], "up.smashed") for name in (POOL, "images, gzip"))
-    return Claim(wanted, f"{ours:.0f} B a sample against {images:.0f} B", verdict(ours < images))
+def _at_most(how: str, found: Mapping[str, Found], name: str, target: float, limit: float, than: str = "") -> Claim:
+    """A method needs no more than so many MB to a target."""
+    spent = _spent(found[name], target)
+    wanted = f"{name}, {how}: to {100 * target:g} % with less than {than or f'{limit:g} MB'}"
+    return Claim(wanted, f"{spread(spent, 2)} MB of {limit:.3g}", larger([limit] * len(spent), spent))
+
+
+def _below_images(how: str, found: Mapping[str, Found], kind: str) -> Claim:
+    """Replay sends less in all, halves and labels too, than the images of the very samples that it sends."""
+    ours, theirs = found[POOL].runs, found[f"images, {kind}"].runs
+    mine = [sum(r.bytes for r in records) / max(1, _samples(records)) for records in ours]
+    images = [sum(r.kinds.get("up.smashed", 0) for r in records) / max(1, _samples(records)) for records in theirs]
+    said = f"{spread(mine, 0)} B a sample in all, the image {spread(images, 0)} B"
+    return Claim(f"ours by replay, {how}: below the images of the samples sent, {kind}", said, larger(images, mine))
+
+
+def _samples(records: list[RoundRecord]) -> int:
+    """How many went up: their labels take a byte each, up to 256 classes."""
+    return sum(r.kinds.get("up.labels", 0) for r in records)

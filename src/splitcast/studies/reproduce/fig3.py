@@ -16,7 +16,7 @@ def draw(study: Study) -> Drawn:
     series |= {f"SFL-GA, v={cut}": study.runs(scheme="sfl-ga", cut=cut) for cut in CUTS}
     figure, (axis,) = panels(1)
     accuracy(axis, series, "rounds")
-    axis.set_title(f"{study.base.data.dataset}: accuracy for every cut")
+    axis.set_title(f"{study.name}: accuracy for every cut")
 
     rounds = study.base.train.rounds
     sfl, *by_cut = (finals(runs) for runs in series.values())
@@ -35,7 +35,7 @@ def draw(study: Study) -> Drawn:
         ),
         Claim(
             "about 95 % at v=1, about 82 % at v=4 after 100 rounds (MNIST)",
-            f"{spread(by_cut[0])} % and {spread(by_cut[-1])} % after {rounds} rounds on {study.base.data.dataset}",
+            f"{spread(by_cut[0])} % and {spread(by_cut[-1])} % after {rounds} rounds on {study.name}",
             larger(by_cut[0], by_cut[-1], size=bool(near)),
         ),
     ]

@@ -8,12 +8,12 @@ SCHEMES = {"SFL-GA": "sfl-ga", "SFL": "sfl", "PSL": "psl", "SFL-GB (ours)": "sfl
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.long_rounds
+    rounds = study.long_rounds if study.target else study.base.train.rounds  # without a goal, all reach some accuracy
     series = {name: study.runs(scheme=scheme, rounds=rounds) for name, scheme in SCHEMES.items()}
     figure, (axis,) = panels(1)
     accuracy(axis, series, "MB")
     axis.set_xscale("log")
-    axis.set_title(f"{study.base.data.dataset}, cut 1: accuracy against traffic")
+    axis.set_title(f"{study.name}, cut 1: accuracy against traffic")
 
     common = reached(series.values())
     target = min(study.target or common, common)

@@ -19,14 +19,9 @@ from splitcast.studies.reproduce.verdicts import larger, spread
 
 SYNC = 5
 """Rounds between averagings of the client halves, and local steps of FedAvg"""
-FLEET: dict[str, Any] = {
-    "bandwidth_hz": 10e6,
-    "client_flops_per_s_range": (0.1e9, 10e9),
-    "partition": "shards",
-    "classes_per_client": 2,
-    "lr": 0.05,
-    "eval_samples": 2000,
-}
+SLOW = 5
+"""One client in so many is slow"""
+FLEET: dict[str, Any] = {"arch": "cnn-small", "bandwidth_hz": 5e6, "lr": 0.1, "eval_samples": 2000, "eval_every": 2}
 BY_SIDE = "splitcast.studies.reproduce.fleet:BySide"
 
 
@@ -39,20 +34,20 @@ class BySide(Sfl):
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.base.train.rounds
+    rounds, clients = study.long_rounds, study.base.data.clients
+    speeds = tuple(0.12e9 if n < clients // SLOW else 2e9 for n in range(clients))
     series: dict[str, Runs] = {"cut for every client": [], "best common cut": [], "averaged by side": [], "FedAvg": []}
     held = list[str]()
     for seed in study.seeds:
-        fleet = study.config(scheme="sfl", seed=seed, sync_every=SYNC, **FLEET)
-        found = plan_per_client(fleet, draws=4, model=model_of(study.base))
-        held.append(f"seed {seed}: cuts {','.join(map(str, found.cuts))}, {found.gain:.2f} times as fast")
-        here: dict[str, Any] = {"seed": seed, "rounds": rounds, **FLEET}
+        here: dict[str, Any] = {"seed": seed, "rounds": rounds, "client_flops_per_s": speeds, **FLEET}
         split = here | {"sync_every": SYNC}
+        fleet = study.config(scheme="sfl", **split)
+        found = plan_per_client(fleet, draws=4, model=model_of(fleet))
+        held.append(f"seed {seed}: cuts {','.join(map(str, found.cuts))}, {found.gain:.2f} times as fast")
         series["cut for every client"].append(study.run(scheme="sfl", cut=tuple(found.cuts), **split))
         series["best common cut"].append(study.run(scheme="sfl", cut=found.common_cut, **split))
         series["averaged by side"].append(study.run(scheme=BY_SIDE, cut=tuple(found.cuts), **split))
-        often = max(1, study.base.train.eval_every // SYNC)
-        steps = {"local_steps": SYNC, "rounds": max(1, rounds // SYNC), "eval_every": often}
+        steps = {"local_steps": SYNC, "rounds": max(1, rounds // SYNC), "eval_every": 1}
         series["FedAvg"].append(study.run(scheme="fl", **here | steps))
     target = reached(series[name] for name in ("cut for every client", "best common cut"))
     times = {name: costs_to(runs, target, "seconds") for name, runs in series.items()}
@@ -60,12 +55,18 @@ def draw(study: Study) -> Drawn:
     figure, axes = panels(2)
     for axis, against in zip(axes, ("seconds", "rounds"), strict=True):
         accuracy(axis, series, against)
-    figure.suptitle(f"{study.base.data.dataset}, two classes per client, 10 MHz, 0.1 to 10 GFLOP/s")
+    figure.suptitle(f"{study.base.data.dataset}, 5 MHz, one client in {SLOW} with 0.12 GFLOP/s, the others with 2")
+    ratio = [a / b for a, b in zip(times["best common cut"], times["cut for every client"], strict=True)]
     claims = [
         Claim(
             f"ours: a cut for every client reaches {100 * target:.0f} % in fewer seconds than the best common cut",
             "; ".join([*(f"{name} {spread(each, 0)} s" for name, each in times.items()), *held]),
             larger(times["best common cut"], times["cut for every client"]),
+        ),
+        Claim(
+            "ours: 1.5 times as fast, seed by seed",
+            f"{spread(ratio, 2)} times",
+            larger(ratio, [1.5] * len(ratio)),
         ),
         Claim(
             "ours: and in fewer seconds than FedAvg",
@@ -85,6 +86,7 @@ def draw(study: Study) -> Drawn:
     ]
     caption = (
         f"Not in the paper. `sfl` with client halves averaged every {SYNC} rounds, cuts from `splitcast plan "
-        f"--per-client`; FedAvg makes {SYNC} local steps a round. Seeds draw other fleets."
+        f"--per-client`; FedAvg makes {SYNC} local steps a round. A small CNN, data divided evenly; seeds draw other "
+        "places and fading."
     )
     return Drawn(caption, accuracy_rows(series, study.seeds), figure, claims)

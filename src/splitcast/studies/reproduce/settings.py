@@ -3,7 +3,7 @@
 from splitcast.base.errors import SplitcastError
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, panels
 from splitcast.studies.reproduce.study import Study
-from splitcast.studies.reproduce.verdicts import verdict
+from splitcast.studies.reproduce.verdicts import larger
 
 QUICK = ((0.01, 16, 1), (0.03, 16, 1), (0.05, 16, 1))
 FULL = (
@@ -53,10 +53,7 @@ def draw(study: Study) -> Drawn:
         Claim(
             "95 % at v=1 and 82 % at v=4 under some unstated settings",
             f"nearest: {chosen}, with {here}",
-            verdict(
-                float(str(best["accuracy_cut1"])) > float(str(best["accuracy_cut4"])),
-                float(str(best["points_off"])) <= 4,
-            ),
+            larger([float(str(best["accuracy_cut1"]))], [float(str(best["accuracy_cut4"]))]),
         )
     ]
     caption = "Not in the paper: it states neither learning rate, batch nor local steps. One seed."

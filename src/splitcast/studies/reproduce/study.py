@@ -17,6 +17,7 @@ import numpy as np
 from splitcast.base.config import Config, LearnConfig, to_toml, with_values
 from splitcast.cost.cell import Array
 from splitcast.cost.clock import time_rounds
+from splitcast.cost.scenario import Scenario
 from splitcast.cutting.policies import fixed_cut
 from splitcast.data import Dataset
 from splitcast.model import build
@@ -49,6 +50,12 @@ class Study:
     watch: Watch = field(default=lambda name, config: None)
 
     @property
+    def name(self) -> str:
+        """Of the folder of its figures: the data set, and how clients share it if not evenly."""
+        data = self.base.data
+        return data.dataset if data.partition == "iid" else f"{data.dataset}-{data.partition}"
+
+    @property
     def long_rounds(self) -> int:
         """Rounds of trainings that are to reach an accuracy; a quick study cannot afford more than the usual."""
         return self.base.train.rounds * (2 if self.full else 1)
@@ -76,6 +83,15 @@ class Study:
         if done < rounds or not folder.summary_file.is_file():
             train(config, folder.path, resume=done > 0, on_round=self.watch(name, config), dataset=self.dataset)
         return folder.rounds()[:rounds]
+
+    def averaged(self, **values: Any) -> Runs:
+        """Federated averaging: what `sfl` learns, averaged in every round and sent exactly, with the bytes and seconds
+        of `fl`. The two differ by rounding only, so that one training stands for both."""
+        config = self.config(scheme="fl", **values)
+        return [
+            priced(records, with_values(config, seed=seed))
+            for seed, records in zip(self.seeds, self.runs(scheme="sfl", **values), strict=True)
+        ]
 
     def folder(self, **values: Any) -> Path:
         """Where the training with these values is kept."""
@@ -109,6 +125,24 @@ def name_of(config: Config) -> str:
     digest = hashlib.blake2b(unusual.encode(), digest_size=5).hexdigest()
     where = config.policy.policy.partition(":")[0] if fixed is None else f"cut{fixed}"
     return f"{config.data.dataset}-{config.split.scheme}-{where}-seed{config.train.seed}-{digest}"
+
+
+def priced(records: Sequence[RoundRecord], config: Config) -> list[RoundRecord]:
+    """These rounds with the bytes and seconds that ``config`` has for them, without training; other costs left out."""
+    scenario = scenario_of(config, _model(config.model.arch, config.data.dataset))
+    seconds = round_seconds(config, [record.cut for record in records])
+    return [
+        replace(sent(record, scenario, record.cut), latency_s=float(s), metrics={})
+        for record, s in zip(records, seconds, strict=True)
+    ]
+
+
+def sent(record: RoundRecord, scenario: Scenario, cut: int) -> RoundRecord:
+    """The record of a round with what another placement or scheme sends."""
+    place = scenario.place(cut)
+    ledger = scenario.dry(place, record.round)
+    up, down = ledger.total("up"), ledger.total("down")
+    return replace(record, cut=place.cut, up_bytes=up, down_bytes=down, kinds=ledger.by_kind())
 
 
 def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool = False) -> Array:

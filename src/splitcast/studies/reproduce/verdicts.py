@@ -51,6 +51,15 @@ def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     return min(verdicts, key=_WEAKEST.index)
 
 
+def most_of(verdicts: Iterable[Verdict], count: int) -> Verdict:
+    """A claim about ``count`` of several cases, whichever: the weakest of the ``count`` strongest.
+
+    >>> most_of(["holds", "does not hold", "holds", "ties"], 2), most_of(["holds", "does not hold", "ties"], 2)
+    ('holds', 'ties')
+    """
+    return sorted(verdicts, key=_WEAKEST.index)[-count]
+
+
 def spread(values: Values, digits: int = 1) -> str:
     """A mean over seeds with the half width of its 95 % interval.
 

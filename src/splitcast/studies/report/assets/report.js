@@ -50,13 +50,15 @@ const PARTS = {
   downlink: ["downlink", "#E69F00"], backward: ["backward", "#D55E00"],
   waiting: ["waiting for others", "--waiting"], absent: ["not taking part", "--absent"],
 };
+const JOULES = { compute: ["computing", "#0072B2"], air: ["sending", "#56B4E9"] };
+const SPENDS = { seconds: ["seconds", "simulated time per round (s)", "s"], joules: ["joules", "energy per round (J)", "J"] };
 const DARK = ["#4aa5e0", "#f08134", "#2cc79b", "#e39bc6", "#f0b840", "#8fd0f5", "#e6e8ec", "#c6c66c"];
 const DASHES = ["solid", [7, 4], [7, 3, 2, 3], [2, 3], [12, 3], [5, 2, 2, 2], [1, 2], [4, 8]];
 const SYMBOLS = ["circle", "rect", "triangle", "diamond", "path://M0,0H10L5,9Z", "path://M3,0H7V3H10V7H7V10H3V7H0V3H3Z",
   "path://M2,0L5,3L8,0L10,2L7,5L10,8L8,10L5,7L2,10L0,8L3,5L0,2Z", "path://M5,0L6.5,3.5L10,3.8L7.3,6.2L8.1,10L5,8L1.9,10L2.7,6.2L0,3.8L3.5,3.5Z"];
 
 const state = {
-  x: "rounds", logx: false, logy: false, hidden: new Set(), bytes: "total", client: 0, target: data.target,
+  x: "rounds", logx: false, logy: false, hidden: new Set(), bytes: "total", client: 0, spends: "seconds", target: data.target,
   metric: Object.fromEntries(Object.keys(LINES).map((chart) => [chart, available(chart)[0]])),
 };
 const charts = {};
@@ -358,6 +360,7 @@ function drawBytes() {
 function drawClients() {
   const view = charts.clients;
   press(view.pick, state.client);
+  press(view.spends, state.spends);
   const run = data.runs[state.client];
   const found = run.clients;
   const worst = Object.entries(found.held_up).sort((a, b) => b[1].rounds - a[1].rounds)[0];
@@ -370,28 +373,33 @@ function drawClients() {
     const parts = Object.entries(run.measured.parts_s).map(([part, seconds]) => `${part} ${number(seconds)} s`).join(", ");
     view.note.textContent += ` Measured on real sites, mean round: ${parts}; sites failed ${run.measured.failures} times.`;
   }
-  view.plot.hidden = view.numbers.hidden = view.keys.hidden = !known;
+  view.plot.hidden = view.numbers.hidden = view.keys.hidden = view.spends.hidden = !known;
   if (!known) return;
   const count = found.parts_s.compute.length;
-  const parts = Object.keys(PARTS).filter((part) => found.parts_s[part].some((s) => s > 0));
-  legend(view.keys, parts.map((part) => PARTS[part]));
+  const [, axisName, unit] = SPENDS[state.spends];
+  const joules = { compute: found.joules.map((j, n) => j - found.air_j[n]), air: found.air_j };
+  const [looks, values] = state.spends === "joules" ? [JOULES, joules] : [PARTS, found.parts_s];
+  const parts = Object.keys(looks).filter((part) => values[part].some((value) => value > 0));
+  legend(view.keys, parts.map((part) => looks[part]));
   const clients = Array.from({ length: count }, (_, n) => n);
   const held = (n) => found.held_up[n]?.rounds || 0;
   const holds = (n) => [run.whole_model ? "all" : found.holds[n].cut, number(found.holds[n].parameters), number(found.holds[n].memory_mb)];
-  view.fill = () => fillTable(view.table, ["client", "cut", "parameters held", "memory (MB)", ...parts.map((part) => `${PARTS[part][0]} (s)`), "rounds held up"],
-    clients.map((n) => [`client ${n}`, ...holds(n), ...parts.map((part) => number(found.parts_s[part][n])), held(n)]));
+  const own = (n, k) => (found.busy_s[n] ? number(found.busy_s[n][k]) : "–");
+  view.fill = () => fillTable(view.table, ["client", "cut", "parameters held", "memory (MB)", ...parts.map((part) => `${looks[part][0]} (${unit})`),
+    "its own median (s)", "its own p95 (s)", "joules (J)", "rounds held up"],
+  clients.map((n) => [`client ${n}`, ...holds(n), ...parts.map((part) => number(values[part][n])), own(n, 0), own(n, 1), number(found.joules[n]), held(n)]));
   view.plot.style.height = `${80 + count * (count > 20 ? 20 : 26)}px`;
   show("clients", {
     grid: { ...common().grid, top: 8 },
-    xAxis: xAxis({ type: "value", name: "simulated time per round (s)", max: undefined }),
+    xAxis: xAxis({ type: "value", name: axisName, max: undefined }),
     yAxis: axis({ type: "category", inverse: true, data: clients.map((n) => `client ${n}`), splitLine: { show: false }, axisTick: { show: false },
       axisLabel: { color: css("--ink"), interval: 0 } }),
-    series: parts.map((part) => ({ type: "bar", stack: "parts", name: PARTS[part][0], color: paint(PARTS[part][1]), barMaxWidth: 16, emphasis: { disabled: true },
-      data: found.parts_s[part] })),
+    series: parts.map((part) => ({ type: "bar", stack: "parts", name: looks[part][0], color: paint(looks[part][1]), barMaxWidth: 16, emphasis: { disabled: true },
+      data: values[part] })),
     tooltip: { ...common().tooltip, trigger: "axis", axisPointer: { type: "shadow" }, formatter: (items) =>
-      tip(`${run.name}, client ${items[0].dataIndex}`, items.filter((item) => item.value > 0).map((item) => [item.color, item.seriesName, `${number(item.value)} s`]),
-        `held up ${held(items[0].dataIndex)} of ${run.columns.rounds.length} rounds`) },
-  }, `Seconds of a mean round of ${run.name} for each of ${count} clients. ${story}`);
+      tip(`${run.name}, client ${items[0].dataIndex}`, items.filter((item) => item.value > 0).map((item) => [item.color, item.seriesName, `${number(item.value)} ${unit}`]),
+        `its own: median ${own(items[0].dataIndex, 0)} s, 95 % within ${own(items[0].dataIndex, 1)} s; held up ${held(items[0].dataIndex)} of ${run.columns.rounds.length} rounds`) },
+  }, `${SPENDS[state.spends][0]} of a mean round of ${run.name} for each of ${count} clients. ${story}`);
 }
 
 /* ---- numbers ---- */
@@ -453,7 +461,9 @@ function drawTable() {
     [`s to ${goal}`, (row) => row.hit?.seconds ?? null, (v) => (v === null ? "never" : number(v)), 1],
     ["drift", (row) => row.drift, (v) => number(v, 3), 0],
     ["median round s", (row) => row.run.round_s[0], number, 1], ["p95 round s", (row) => row.run.round_s[1], number, 1],
-  ];
+    ["outage", (row) => row.run.outage, (v) => (v === null ? "–" : `${number(100 * v, 3)} %`), 1],
+    ["J", (row) => row.run.joules, number, 1], ["client MB", (row) => row.run.memory_mb, number, 1],
+  ].filter(([head, value]) => !["outage", "J", "client MB"].includes(head) || rows.some((row) => value(row) !== null));
   const bests = columns.map(([, value, , sign]) => {
     const values = rows.map(value).filter((v) => v !== null);
     return sign && rows.length > 1 && values.length ? Math[sign < 0 ? "max" : "min"](...values) : null;
@@ -481,11 +491,13 @@ function drawAttacked() {
   byId("attacked").hidden = !runs.length;
   byId("leaks").replaceChildren(...runs.flatMap(({ run: { name, attacked } }) => {
     const table = el("table");
+    const told = el("table");
+    fillTable(told, ["labels or tokens", "right"], attacked.labels.map(([how, share]) => [how, `${(100 * share).toFixed(1)} %`]));
     fillTable(table, ["attack", "client half", "SSIM", "PSNR (dB)", "MSE", "recognised"], attacked.rows.map((row) => [
       row.attack, row.half, row.ssim.toFixed(3), row.psnr.toFixed(1), number(row.mse, 3), `${(100 * row.recognised).toFixed(0)} %`]));
     return [
       el("h3", {}, `${data.runs.length > 1 ? `${name}: ` : ""}cut ${attacked.cut}, ${attacked.codec}, ${attacked.samples} samples`),
-      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Attacks on ${name}` }, table),
+      el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Attacks on ${name}` }, attacked.rows.length ? table : "", attacked.labels.length ? told : ""),
       attacked.picture ? el("img", { class: "reconstructions", src: attacked.picture, alt: `Originals in the first row, and below them what each attack on ${name} reconstructed` }) : "",
     ];
   }));
@@ -608,6 +620,9 @@ function start() {
   if (data.runs.length > 1) {
     choices(charts.clients.pick, Object.fromEntries(data.runs.map((run, index) => [index, run.name])), () => state.client, (key) => { state.client = Number(key); });
   } else charts.clients.pick.remove();
+  charts.clients.spends = el("div", { class: "group segmented", role: "group", "aria-label": "Each client: seconds or joules" });
+  charts.clients.plot.closest("section").querySelector(".head").append(charts.clients.spends);
+  choices(charts.clients.spends, Object.fromEntries(Object.entries(SPENDS).map(([key, [label]]) => [key, label])), () => state.spends, (key) => { state.spends = key; });
   drawConfig();
   drawAgain();
   draw();
