@@ -412,6 +412,8 @@ def test_schemes_of_ours_take_formats_for_tokens():
         return made.uplink_codec, made.downlink_codec, made.sync_codec, made.sync_every
 
     assert formats(text, "sfl-tc") == ("lloyd:4", "lloyd:2", "int8", 5)
+    assert formats(text, "sfl-tc", **{"lora.rank": 2}) == ("lloyd:4", "lloyd:1", "int8", 5)
+    assert formats(text, "sfl-tc", cut=9, **{"lora.rank": 2}) == formats(text, "sfl-tc", cut=9)
     assert formats(text, "sfl-tc", cut=9) == ("lloyd:4+first", "lloyd:4", "int8", 5)
     assert formats(text, "sfl-tc", labels_at_home=True) == formats(text, "sfl-tc")
     assert formats(text, "sfl-tc", uplink_codec="fp16", sync_every=2) == ("fp16", "lloyd:2", "int8", 2)
@@ -442,7 +444,7 @@ def test_what_travels_only_with_labels_at_home_has_formats_of_its_own():
         assert split.feature_gradient_codec in ("auto", made.feature_gradient.name)
         return made.features.name, made.feature_gradient.name, split.feature_codec
 
-    assert formats() == formats(uplink_codec="fp16", downlink_codec="fp16") == ("lloyd:3", "lloyd:3", "lloyd:3")
+    assert formats() == formats(uplink_codec="fp16", downlink_codec="fp16") == ("lloyd:4", "lloyd:3", "lloyd:4")
     assert formats(cut=2) == ("lloyd:4", "lloyd:4", "lloyd:4")
     assert formats(feature_codec="int8", feature_gradient_codec="fp16") == ("int8", "fp16", "int8")
     assert formats(scheme="sfl-gb") == ("lloyd:4", "int8", "auto")
@@ -457,13 +459,14 @@ def test_what_travels_only_with_labels_at_home_has_formats_of_its_own():
 @pytest.mark.parametrize("cut", [1, 2])
 def test_bytes_of_tokens_are_those_of_their_formats(home, cut):
     """Of 5 rows of 7 tokens in 16 features: a token is a head of 2 bytes and 16 numbers of 4 bits. At cut 1 gradients
-    have 2 bits, features and their gradients 3. Beyond it the first of each row goes up as fp32, and adapters,
+    have 2 bits, and those of features 3. Beyond it the first of each row goes up as fp32, and adapters,
     2 (16 + 16) + 2 (16 + 8) values, are a row of bytes, in every fifth round."""
     sim = sim_of(split_of(hf("llama")), [12, 20], scheme="sfl-tc", cut=cut, labels_at_home=home, dtype="float32")
     smashed = 5 * (64 + 6 * (2 + 8)) if cut > 1 else 5 * 7 * (2 + 8)
-    beside, adapters = 5 * 7 * (2 + (8 if cut > 1 else 6)), 2 + 112 if cut > 1 else 0
+    features, back = 5 * 7 * (2 + 8), 5 * 7 * (2 + (8 if cut > 1 else 6))
+    adapters = 2 + 112 if cut > 1 else 0
     step = {"up.smashed": 2 * smashed, "down.gradient": 2 * 5 * 7 * (2 + (8 if cut > 1 else 4))}
-    step |= {"down.features": 2 * beside, "up.feature gradient": 2 * beside} if home else {"up.labels": 2 * 35}
+    step |= {"down.features": 2 * features, "up.feature gradient": 2 * back} if home else {"up.labels": 2 * 35}
     for t in range(1, 11):
         sync = {"up.model": 2 * adapters, "down.model": adapters} if t % 5 == 0 and adapters else {}
         assert sim.round(t).ledger.by_kind() == step | sync

@@ -1,5 +1,6 @@
 """Run folders: resume bit-exactly, lose nothing, refuse what is broken."""
 
+import gc
 import json
 import os
 import re
@@ -301,3 +302,18 @@ def test_the_number_of_threads_is_recorded_and_another_one_is_said(tmp_path):
         assert result.summary["threads"] == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("scheme", ["sfl-ga", "fl"])
+def test_a_training_leaves_no_tensor_behind(scheme):
+    """Also none that only a graph knows, which the collector of Python never sees."""
+
+    def alive():
+        gc.collect()
+        return sum(type(each) in (torch.Tensor, nn.Parameter) for each in gc.get_objects())
+
+    config = with_values(QUICK, scheme=scheme, rounds=1)
+    train(config)
+    before = alive()
+    train(config)
+    assert alive() == before

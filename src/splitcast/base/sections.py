@@ -192,10 +192,9 @@ class SplitConfig:
     +first beyond cut 1."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: fp32; of sfl-gb int8; of sfl-tc
-    on texts lloyd:2 at cut 1, else lloyd:4."""
+    on texts lloyd:4, at cut 1 lloyd:2 or, with adapters, which are all behind it, lloyd:1."""
     feature_codec: Text = "auto"
-    """With labels at home, format of the features that go down. auto: that of the uplink; of sfl-tc on texts lloyd:3 at
-    cut 1, else lloyd:4."""
+    """With labels at home, format of the features that go down. auto: as the uplink; of sfl-tc on texts lloyd:4."""
     feature_gradient_codec: Text = "auto"
     """With labels at home, format of their gradients, which go up. auto: that of the downlink; of sfl-tc on texts
     lloyd:3 at cut 1, else lloyd:4."""

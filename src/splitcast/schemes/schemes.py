@@ -80,6 +80,8 @@ class Lean(NamedTuple):
     coefficients: str = "auto"
     home: tuple[str, ...] = ()
     """formats of features and of their gradients with labels at home, if others than of the uplink and downlink"""
+    idle: str = ""
+    """of gradients where adapters are trained and no client has any, if another than that of the downlink"""
 
 
 def of_texts(config: Config) -> bool:
@@ -110,7 +112,8 @@ class SflGb(Split):
     def __init__(self, config: Config, placement: Placed | None = None) -> None:
         usual, deeper = (self.tokens, self.deeper_tokens) if of_texts(config) else (self.usual, self.deeper)
         own = usual.get(min(config.split.cuts) if placement is None else placement.cut, deeper)
-        self.uplink, self.downlink, self.sync = (codec(name) for name in own[:3])
+        down = own.idle if own.idle and config.lora.rank else own.downlink
+        self.uplink, self.downlink, self.sync = (codec(name) for name in (own.uplink, down, own.sync))
         self.sync_every, self.config = own.sync_every, config
         super().__init__(config)
         self.home_formats = bool(own.home) and self.home
@@ -152,7 +155,9 @@ class SflTc(SflGb):
         2: Lean("transform:10%", "transform:20%", "int4", 8, 2),
     }
     deeper = Lean("transform:10%", "int8", "int4", 32, 2)
-    tokens: Mapping[int, Lean] = {1: Lean("lloyd:4", "lloyd:2", "int8", 0, 5, home=("lloyd:3", "lloyd:3"))}
+    tokens: Mapping[int, Lean] = {
+        1: Lean("lloyd:4", "lloyd:2", "int8", 0, 5, home=("lloyd:4", "lloyd:3"), idle="lloyd:1")
+    }
     deeper_tokens = Lean("lloyd:4+first", "lloyd:4", "int8", 0, 5, home=("lloyd:4", "lloyd:4"))
 
 

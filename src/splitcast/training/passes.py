@@ -156,17 +156,16 @@ def _unstacked(values: Params, x: Tensor) -> list[Params]:
 
 def saved_bytes(model: SplitModel, start: int = 0, stop: int | None = None) -> int:
     """Bytes autograd keeps per sample for a pass through blocks start+1..stop, by default all."""
-    seen: dict[int, int] = {}
+    seen: dict[int, Tensor] = {}  # by storage, which lives on with them, so that no two have one name
 
-    def note(tensor: Tensor) -> Tensor:
-        seen[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()  # meta tensors have no address
-        return tensor
+    def note(tensor: Tensor) -> None:
+        """An output that its own graph held, hooks and all, would never be freed."""
+        seen[tensor.untyped_storage()._cdata] = tensor.detach()  # meta tensors have no address
 
     params = {k: v.requires_grad_() for k, v in model.initial().items()}
     own = {p.untyped_storage()._cdata for p in (params | model.frozen()).values()}
     x = torch.zeros(1, *model.entering(start), device=model.device, dtype=None if start else model.input_dtype)
-    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
+    hooks = torch.autograd.graph.saved_tensors_hooks(note, lambda nothing: nothing)
     with torch.random.fork_rng(devices=[]), model.evaluating(), hooks:
-        out = model.forward(params | model.frozen(), x.requires_grad_(start > 0), start, stop or model.depth)
-    del out  # until here storages live, so that no two of them have one name
-    return sum(size for storage, size in seen.items() if storage not in own) or 1
+        model.forward(params | model.frozen(), x.requires_grad_(start > 0), start, stop or model.depth)
+    return sum(kept.untyped_storage().nbytes() for storage, kept in seen.items() if storage not in own) or 1
