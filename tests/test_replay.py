@@ -13,12 +13,14 @@ from splitcast import SplitModel
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
+from splitcast.data import from_tensors
 from splitcast.data.batches import in_turn, own_order
 from splitcast.engine.dry import dry_round
 from splitcast.run.loop import make_simulator, train
-from splitcast.schemes.messages import Message
+from splitcast.schemes.messages import Message, Work
 from splitcast.schemes.pool import Pool
 from splitcast.schemes.schemes import make_scheme
+from splitcast.schemes.staleness import Memory, Places
 from splitcast.studies.plan import plan
 from test_auxiliary import BATCH, CLIENTS, LR, blocks, tiny
 from test_federation import IMAGES, Wired, difference, federation
@@ -65,7 +67,7 @@ def test_rounds_by_hand_in_float64():
         report = sim.round(t)
         for n in range(CLIENTS) if t <= 2 else ():
             part = sim._rows[sim._first[n] : sim._first[n] + sim.sizes[n]]
-            rows = part[in_turn(own_order(5, n, len(part)), (t - 1) * BATCH, BATCH)]
+            rows = part[in_turn(own_order(5, n, len(part)), (t - 1) * BATCH + np.arange(BATCH))]
             for i, row in enumerate(rows):
                 key = n * 2 * BATCH + (t - 1) * BATCH + i
                 kept[key] = whole[:1](sim.x[row][None])[0].detach().half().double()
@@ -112,51 +114,136 @@ def test_plans_sites_and_simulator_send_and_learn_the_same(own):
     assert fed._scheme.pool.keys == sim._scheme.pool.keys
 
 
-def test_stale_samples_are_sent_again():
-    config = with_values(Config(), **SMALL, **options(samples=16, steps=1, learn="local", stale=0.01), lr=0.1)
-    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+def halves_of_inputs():
+    """Samples that have only the first three inputs, or only the last three."""
+    known = tiny()
+    x = known.train_x.clone().view(-1, 6)
+    x[::2, 3:], x[1::2, :3] = 0, 0
+    return from_tensors(x.view(-1, 1, 2, 3), known.train_y, known.test_x, known.test_y, name="halves")
+
+
+def moved_by_hand(sim, places=8):
+    """Move the weights of the first three inputs; how far each sample's features move then (2, places)."""
+    rows = sim.in_order(np.arange(places), np.array([0, 1]))
+    weight, bias = (sim.state.client.params[f"0.1.{name}"] for name in ("weight", "bias"))
+    before = torch.tanh(sim.x[rows].flatten(2) @ weight.T + bias)
+    weight[:, :3] += 0.7
+    after = torch.tanh(sim.x[rows].flatten(2) @ weight.T + bias)
+    return before, after, (after - before).norm(dim=2) / before.norm(dim=2)
+
+
+def test_only_samples_whose_features_moved_are_sent_again_the_farthest_first():
+    values = {"scheme": "sfl-replay", "clients": 2, "batch": 2, "dtype": "float64", "uplink_codec": "fp32"}
+    own = options(samples=8, steps=1, stale=0.05, checks=4)
+    config = with_values(Config(), **values, **own)
+    sim = make_simulator(config, halves_of_inputs(), SplitModel(blocks(), (1, 2, 3)))
+    for t in range(1, 5):  # all samples, in order: nobody says which
+        assert sim.round(t).ledger.by_kind() == {"up.smashed": 2 * 2 * 5 * 4, "up.labels": 2 * 2}
+    before, after, moved = moved_by_hand(sim)
+    assert bool(((moved == 0) | (moved > 0.05)).all())
+    stale = [sorted((moved[n] > 0).nonzero().flatten().tolist(), key=lambda i: -moved[n, i]) for n in (0, 1)]
+    assert [len(each) for each in stale] == [4, 2]
+    now = [set(), set()]
+    for t in range(5, 10):
+        ledger = sim.round(t).ledger
+        again = [each[2 * (t - 5) : 2 * (t - 4)] for each in stale]
+        for n in (0, 1):
+            now[n] |= set(again[n])
+        count = len(again[0]) + len(again[1])
+        sent = {"up.places": 2 + count, "up.smashed": count * 5 * 4, "up.labels": count}  # a number, and a byte each
+        assert ledger.by_kind() == {kind: size for kind, size in sent.items() if size}
+        assert ledger.metrics()["sent_again"] == count / 2
+        pool = sim._scheme.pool
+        kept = dict(zip(pool.keys, pool.take(np.arange(len(pool)))[0], strict=True))
+        for n in (0, 1):
+            for i in range(8):
+                expected = (after if i in now[n] else before)[n, i]
+                assert torch.equal(kept[8 * n + i], expected.half().float())
+        looked = [w.share for w in ledger.events if isinstance(w, Work) and (w.segment, w.phase) == (0, "forward")]
+        shares = [tuple(len(each) / 2 for each in again)] if count else []
+        assert looked == ([1.0] * 4 if t == 5 else []) + shares
+    assert all(now[n] == set(stale[n]) for n in (0, 1))
+    assert sim.round(10).ledger.by_kind() == {}  # halves are at rest, and all were looked at: nobody asks any more
+
+
+def test_who_missed_a_round_sends_what_it_has_not_sent():
+    config = with_values(Config(), **SMALL, **options(samples=16, steps=1, stale=0.5))
+    sim = make_simulator(config, IMAGES)
+    sent = [
+        sim.round(t, who=np.array(who)).ledger.by_kind() for t, who in ((1, [0, 2]), (2, [0, 1, 2]), (3, [0, 1, 2]))
+    ]
+    assert [each["up.labels"] for each in sent] == [16, 24, 8]
+    assert sent[2]["up.places"] == 1 + (1 + 8) + 1
+    assert sorted(sim._scheme.pool.keys) == list(range(48))
+
+
+def test_sites_send_stale_samples_as_the_simulator_does():
+    own = options(samples=24, steps=1, learn="local", stale=0.014, checks=2, until=7)
+    config = with_values(Config(), **SMALL, **own, lr=0.05)
+    line = Wired(3)
+    fed, sim = federation(config, line), make_simulator(config, IMAGES)
     sent = []
-    for t in range(1, 9):
-        report = sim.round(t)
-        assert fed.round(t).ledger.messages == report.ledger.messages
-        sent.append("up.smashed" in report.ledger.by_kind())
-        if t > 2 and sent[-2] and not sent[-1]:  # measured just now: the features are not stale yet
-            assert report.ledger.metrics()["moved"] <= 0.01
-    assert sent[:2] == [True, True] and not sent[2] and any(sent[3:])
-    assert len(sim._scheme.pool) == 3 * 16  # in place of the old ones
-    again = sent.index(True, 2)
-    assert sent[again + 1]  # all of them
+    for t in range(1, 12):
+        ours, theirs = fed.round(t), sim.round(t)
+        assert ours.ledger.messages == theirs.ledger.messages
+        assert not ours.measured.failures
+        sent.append(
+            [next((m.nbytes for m in theirs.ledger.messages if m.kind == kind), 0) for kind in ("places", "labels")]
+        )
+    assert difference(fed, sim) < 1e-5
+    assert fed._scheme.pool.keys == sim._scheme.pool.keys
+    assert [places for places, _ in sent[:3]] == [0] * 3 and all(places for places, _ in sent[3:])
+    rows = [labels for _, labels in sent[3:] if labels]
+    assert any(len(set(each)) > 1 for each in rows)  # not the same number for all
+    line.sites[1].scheme.memory.restore({})  # a site that was started anew knows nothing: it sends all again
+    again = [m for m in fed.round(12).ledger.messages if m.kind == "labels"]
+    assert [m.nbytes for m in again] == [(0, 8, 0)]
 
 
-def test_how_far_features_moved_by_hand():
-    config = with_values(Config(), scheme="sfl-replay", clients=2, batch=4, **options(learn="local", stale=0.5))
-    sim = make_simulator(config, tiny(), SplitModel(blocks(), (1, 2, 3)))
-    for t in (1, 2, 3):
-        sim.round(t)
-    first, now = nn.Sequential(*blocks())[0], nn.Sequential(*blocks())[0]
-    with torch.no_grad():
-        now[1].weight.copy_(sim.state.client.params["0.1.weight"])
-        now[1].bias.copy_(sim.state.client.params["0.1.bias"])
-        x = sim.x[sim.in_order(0, np.array([1]))][0]
-        expected = (now(x) - first(x)).norm() / first(x).norm()
-    assert sim.state.marked is not None and float(expected) > 0
-    found = []
+def test_plans_expect_that_nothing_is_stale():
+    own = options(samples=16, steps=1, minibatch=8, learn="local", stale=1e9, checks=1)
+    config = with_values(Config(), **SMALL, **own)
+    sim = make_simulator(config, IMAGES)
+    for t in range(1, 6):
+        theirs = sim.round(t)
+        parts = (sim.model, sim.task, sim.state.placement, sim.optimiser)
+        planned = dry_round(make_scheme(config), *parts, t, range(3), batch=8, steps=1)
+        assert [kind_of(event) for event in planned.events] == [kind_of(event) for event in theirs.ledger.events]
+        assert (
+            planned.by_kind().get("up.places", 0) == (3 if t > 2 else 0) == theirs.ledger.by_kind().get("up.places", 0)
+        )
 
-    class Looking(type(sim._scheme)):
-        def round(self, t, clients, server, link):
-            for some, _ in clients.in_parallel(server, mixes=True, averaged=True, still=True):
-                found.extend(some.moved(0, batch.x) for batch in some.samples(0))
 
-    sim._scheme = Looking(config)
-    sim.round(4)
-    assert float(found[0][1]) == pytest.approx(float(expected), rel=1e-5)
+def test_a_sketch_tells_how_far_features_moved():
+    rng = torch.Generator().manual_seed(0)
+    then = torch.randn(200, 3000, generator=rng)
+    now = then + 0.3 * torch.randn(200, 3000, generator=rng)
+    memory = Memory(200, 0.0)
+    memory.sent(0, torch.arange(200), then)
+    memory.measured(0, torch.arange(200), now)
+    exact = (now - then).norm(dim=1) / then.norm(dim=1)
+    ratio = memory.tensors()["moved/0"] / exact
+    assert abs(float(ratio.mean()) - 1) < 0.02 and float(ratio.std()) < 0.08  # 1/16 expected
+    few = Memory(200, 0.0)  # no more features than a sketch has values: exact
+    few.sent(0, torch.arange(200), then[:, :100])
+    few.measured(0, torch.arange(200), now[:, :100])
+    exact = (now - then)[:, :100].norm(dim=1) / then[:, :100].norm(dim=1)
+    assert torch.allclose(few.tensors()["moved/0"], exact)
+
+
+@pytest.mark.parametrize("data", [b"", b"\1", b"\1\0\0", b"\2\0\1\0", b"\1\0\54\1", b"\3\0\0\0\1\0\2\0"])
+def test_places_that_nobody_sends_are_refused(data):
+    payload = torch.tensor(list(data), dtype=torch.uint8)
+    with pytest.raises(SplitcastError):
+        Places(300).decode(payload, (2,))
 
 
 @pytest.mark.parametrize("learn", ["none", "local", "feedback"])
 def test_a_stopped_run_goes_on_exactly(tmp_path, learn):
-    own = options(samples=16, steps=2, learn=learn, stale=0.02 if learn == "local" else 0.0)
-    config = with_values(Config(), **SMALL, **own, momentum=0.9, rounds=6, checkpoint_every=2, eval_every=3)
-    resumes_exactly(config, tmp_path / "run", 5)
+    own = options(samples=16, steps=2, learn=learn, stale=0.01 if learn == "local" else 0.0, checks=1)
+    config = with_values(Config(), **SMALL, **own, momentum=0.9, lr=0.1, rounds=6, checkpoint_every=2, eval_every=3)
+    rounds = resumes_exactly(config, tmp_path / "run", 5)
+    assert learn != "local" or rounds[-1].kinds["up.smashed"]  # stale by what was measured before the stop
 
 
 def test_ampere_learns_alone_sends_once_and_then_only_the_server_works():

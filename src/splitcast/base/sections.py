@@ -316,7 +316,9 @@ class SflReplayConfig:
     samples: Count = 2000
     """Samples that each client sends, once; a batch of them in every round."""
     stale: NonNegative = 0.0
-    """Relative change of their features from which on all are sent again; 0: never."""
+    """Relative change of its features from which on a sample is sent again; 0: never."""
+    checks: Count = 4
+    """With `stale`: batches of sent samples that a client runs in a round, to see how far their features have moved."""
     steps: Count = 20
     """Steps of the server half in a round, on minibatches of what was sent."""
     minibatch: Count = 64

@@ -67,13 +67,13 @@ def own_order(seed: int, client: int, size: int) -> NDArray[np.int64]:
     return stream(seed, "pool", client).permutation(size)
 
 
-def in_turn(order: NDArray[np.int64], first: int, count: int) -> NDArray[np.int64]:
-    """``count`` rows of an order from place ``first`` on; after the last comes the first again.
+def in_turn(order: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The rows at these places of an order; after the last comes the first again.
 
-    >>> in_turn(np.array([2, 0, 1]), 2, 2).tolist()
+    >>> in_turn(np.array([2, 0, 1]), np.array([2, 3])).tolist()
     [1, 2]
     """
-    return order[(first + np.arange(count)) % len(order)]
+    return order[places % len(order)]
 
 
 def participants(train: TrainConfig, clients: int, t: int) -> NDArray[np.int64]:

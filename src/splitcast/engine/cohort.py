@@ -52,9 +52,9 @@ class SimulatedClients(LocalParty):
                 x = PerClient(x, partial(self._augmented, sim.augment, self.group.step))
             yield from self._one(x, rows)
 
-    def samples(self, first: int) -> Iterator[Batch]:
+    def samples(self, places: Tensor) -> Iterator[Batch]:
         sim = self.cohort.sim
-        rows = sim.in_order(first, np.array(self.group.ids)).to(sim.runtime.device)
+        rows = sim.in_order(places.numpy(), np.array(self.group.ids)).to(sim.runtime.device)
         yield from self._one(Rows(sim.x, rows, self.group.spans), rows)
 
     def _one(self, x: Values, rows: Tensor) -> Iterator[Batch]:
@@ -62,15 +62,6 @@ class SimulatedClients(LocalParty):
         if self.alone:  # else other groups have yet to contribute
             self.step()
             self.server.step()
-
-    def mark(self) -> None:
-        state = self.cohort.one_state
-        state.marked = state.client.mean(self.cohort.sim.weights).snapshot()
-
-    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
-        marked = self.cohort.one_state.marked
-        assert marked is not None
-        return self.change(marked, segment, x)
 
     def _augmented(self, augment: Augment, step: int, x: Tensor, who: slice) -> Tensor:
         return augmented(augment, x, self.cohort.sim.train.seed, self.group.round, step, self.group.ids[who])

@@ -15,6 +15,7 @@ from splitcast.engine.values import Known
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
+from splitcast.schemes.staleness import Memory
 from splitcast.training.differences import row_shape
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Placed, Placement, among
@@ -88,19 +89,21 @@ class DryParty:
     def step(self) -> None:
         """Nothing was gathered."""
 
-    def mark(self) -> None:
-        """Elsewhere."""
-
-    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
+    def look(self, segment: int, x: Values | Tensor) -> Tensor:
         self.did(segment, "forward")
-        return shape_only(len(self.ids))
+        return self._values(self.placement.segments[segment].stop)
+
+    def recall(self, memory: Memory, most: int) -> Tensor:
+        return shape_only(len(self.ids), most)
 
     def did(self, segment: int, phase: Phase, share: float = 1.0) -> None:
         """Note work."""
+        if self.rows is not None and not any(self.rows):
+            return
         each = share if self.rows is None else tuple(n / self.batch for n in self.rows)
         self.ledger.add(Work(segment, phase, tuple(self.ids), each, tuple(self.helped.get(segment, ()))))
 
-    def samples(self, first: int) -> Iterator[Batch]:
+    def samples(self, places: Tensor) -> Iterator[Batch]:
         yield Batch(Known(self._values(0)), Known(self._targets()))
 
     def _values(self, block: int) -> Tensor:

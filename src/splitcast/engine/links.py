@@ -6,6 +6,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from splitcast.base.codec import FP32, Codec
@@ -22,7 +23,7 @@ class CountingLink:
         self.ledger = ledger
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
-        self.count("up", kind, sizes(codec, x.shape, who), who.ids, coding=codec.work(x.shape[1:]))
+        self.count("up", kind, sizes(codec, x.shape, who), who.ids, coding=coding_of(codec, x.shape, who))
         return Known(x) if isinstance(x, Tensor) else x
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
@@ -83,11 +84,24 @@ class SimulatedLink(RoundingLink):
         values = Known(x) if isinstance(x, Tensor) else x
         codec = codec.at(who.place[0])
         # to the nearest grid point: what comes next is not linear, so being right on average would not help
+        if who.rows is not None and not codec.exact:
+            return Known(self._some_rows(kind, values.whole(), codec, who, who.rows), values.spans)
         if codec.varies or codec.draws:
             draw = self.noise(kind, codec, who, who.ids) if codec.draws else None
             return Known(self._sent("up", kind, values.whole(), codec, who, draw), values.spans)
-        self.count("up", kind, sizes(codec, values.shape, who), who.ids, coding=codec.work(values.shape[1:]))
+        self.count("up", kind, sizes(codec, values.shape, who), who.ids, coding=coding_of(codec, values.shape, who))
         return values if codec.exact else Mapped(values, codec.through)
+
+    def _some_rows(self, kind: str, x: Tensor, codec: Codec, who: Clients, rows: Sequence[int]) -> Tensor:
+        """What arrives of the first rows of each client, each message without the others; these are zero."""
+        arrived, each = torch.zeros_like(x), list[int]()
+        for k, (n, count) in enumerate(zip(who.ids, rows, strict=True)):
+            draw = self.noise(kind, codec, who, [n]) if codec.draws else None
+            seen, (size,) = codec.measured(x[k : k + 1, :count], draw) if count else (arrived[k : k + 1, :0], [0])
+            arrived[k, :count] = seen[0]
+            each.append(size)
+        self.count("up", kind, each, who.ids, coding=coding_of(codec, x.shape, who))
+        return arrived
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
         return self._sent("down", kind, x, codec, who, self.noise(kind, codec, who, who.ids))
@@ -120,3 +134,8 @@ def sizes(codec: Codec, shape: Sequence[int], who: Clients) -> int | list[int]:
     if who.rows is None:
         return codec.nbytes(shape[1:])
     return [codec.nbytes((n, *shape[2:])) for n in who.rows]
+
+
+def coding_of(codec: Codec, shape: Sequence[int], who: Clients) -> Coding:
+    """Operations of a message (b, *d) of each client; where they differ, of the largest."""
+    return codec.work((shape[1] if who.rows is None else max(who.rows, default=0), *shape[2:]))

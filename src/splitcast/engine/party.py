@@ -17,6 +17,7 @@ from splitcast.engine.values import chunked
 from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Values
+from splitcast.schemes.staleness import Memory
 from splitcast.training.defence import Defence
 from splitcast.training.factored import Gradient
 from splitcast.training.optimiser import Optimiser
@@ -276,16 +277,14 @@ class LocalParty:
             run.apply(dict(zip(run.leaves, steps, strict=True)), self.kit.optimiser)
 
     @torch.no_grad()
-    def change(self, since: Weights, segment: int, x: Values | Tensor) -> Tensor:
-        """||now(x) - then(x)|| / ||then(x)|| of each client (K,), ``since`` being one copy of the weights of then."""
+    def look(self, segment: int, x: Values | Tensor) -> Tensor:
+        """What a segment puts out (K, b, *d), without a way back; buffers stay."""
         self._did(segment, "forward")
-        place, found = self.placement.segments[segment], []
-        for k, values in self._chunks(x):
-            now = self.run(place, k, values, again=True).output
-            then = Pass(self.kit.model, place, since, slice(None), values, self.kit.runtime, again=True).output
-            apart, size = (torch.linalg.vector_norm(v.flatten(1), dim=1) for v in (now - then, then))
-            found.append(apart / size.clamp(min=torch.finfo(size.dtype).tiny))
-        return _joined(found)
+        place = self.placement.segments[segment]
+        return _joined([self.run(place, k, values, again=True).output for k, values in self._chunks(x)])
+
+    def recall(self, memory: Memory, most: int) -> Tensor:
+        return torch.stack([memory.chosen(n, most) for n in self.group.ids])
 
     def gradients(self, segment: int, x: Values | Tensor, y: Values | Tensor) -> tuple[Tensor, Tensor]:
         """Losses (K,) and gradients at the input (K, b, *d); stacked copies step, one copy gathers."""
@@ -332,6 +331,8 @@ class LocalParty:
         return ((k, values.chunk(k)) for k in range(len(self.group.spans)))
 
     def _did(self, segment: int, phase: Phase, share: float = 1.0) -> None:
+        if self.rows is not None and not any(self.rows):
+            return
         each = share if self.rows is None else tuple(n / self.batch_rows for n in self.rows)
         self.ledger.add(Work(segment, phase, tuple(self.group.ids), each, tuple(self.helped.get(segment, ()))))
 

@@ -246,12 +246,13 @@ class Simulator:
         local = draw_batches(self.sizes, self.train.batch, stream(self.train.seed, "batch", t, step))
         return torch.from_numpy(self._rows[(self._first[:, None] + local)[clients]])
 
-    def in_order(self, first: int, clients: np.ndarray) -> Tensor:
-        """Rows of ``x`` (K, b) from place ``first`` on in an order of each client's own."""
+    def in_order(self, places: np.ndarray, clients: np.ndarray) -> Tensor:
+        """Rows of ``x`` (K, b) at these places, (b,) or (K, b), of an order of each client's own."""
         for n in clients.tolist():
             if n not in self._orders:
                 self._orders[n] = own_order(self.train.seed, n, int(self.sizes[n]))
-        orders = [in_turn(self._orders[n], first, self.train.batch) for n in clients.tolist()]
+        each = np.broadcast_to(places, (len(clients), places.shape[-1]))
+        orders = [in_turn(self._orders[n], some) for n, some in zip(clients.tolist(), each, strict=True)]
         return torch.from_numpy(self._rows[self._first[clients, None] + np.stack(orders)])
 
     def groups(

@@ -26,8 +26,6 @@ class State:
     placement: Placement
     client: Weights
     server: Weights
-    marked: Weights | None = None
-    """the clients' weights when a scheme last marked them, one copy"""
     own: Weights | None = None
     """the optimiser's state of each client, where all hold one half and it stays with them"""
 
@@ -110,9 +108,8 @@ class State:
         }
 
     def _sides(self) -> list[tuple[str, Weights]]:
-        further = {"marked": self.marked, "own": self.own}
-        known = [(side, weights) for side, weights in further.items() if weights]
-        return [("client", self.client), ("server", self.server), *known]
+        own = [("own", self.own)] if self.own else []
+        return [("client", self.client), ("server", self.server), *own]
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor], placement: Placement, copies: int, like: Weights) -> "State":
@@ -127,8 +124,6 @@ class State:
             read(tensors, "client", client, (copies,) if copies else ()),
             read(tensors, "server", server),
         )
-        if any(key.startswith("marked/") for key in tensors):
-            found.marked = read(tensors, "marked", client.snapshot())
         each = [v for key, v in tensors.items() if key.startswith("own/")]
         if each:
             found.own = read(tensors, "own", client.home(), tuple(each[0].shape[:1]))

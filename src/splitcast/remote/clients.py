@@ -66,10 +66,10 @@ class RemoteClients(DryParty):
     def batches(self) -> Iterator[Batch]:
         for step in range(self.steps):
             self.now = step
-            yield from self.samples(0)
+            yield from self.samples(torch.arange(self.batch, device="cpu"))
 
-    def samples(self, first: int) -> Iterator[Batch]:
-        yield from super().samples(first)
+    def samples(self, places: Tensor) -> Iterator[Batch]:
+        yield from super().samples(places)
         if self.server:
             self.server.step()
 
@@ -78,6 +78,8 @@ class RemoteClients(DryParty):
         if list(ids) != self.ids:
             if self.server:
                 self.server.only(ids, self.ids)
+            if self.rows is not None:
+                self.rows = [self.rows[k] for k in positions(ids, self.ids).tolist()]
             self.ids = list(ids)
 
     def receive(self, link: "ServerLink") -> None:

@@ -54,23 +54,15 @@ class SiteClients(LocalParty):
                 x = augmented(self.site.augment, x, train.seed, *place)
             yield from self._one(x, rows)
 
-    def samples(self, first: int) -> Iterator[Batch]:
-        train, size = self.site.config.train, len(self.site.y)
-        rows = torch.from_numpy(in_turn(own_order(train.seed, self.site.client, size), first, train.batch))
+    def samples(self, places: Tensor) -> Iterator[Batch]:
+        order = own_order(self.site.config.train.seed, self.site.client, len(self.site.y))
+        rows = torch.from_numpy(in_turn(order, places.flatten().numpy()))
         yield from self._one(self.site.x[rows][None], rows)
 
     def _one(self, x: Tensor, rows: Tensor) -> Iterator[Batch]:
         self.labels = self.site.y[rows]
         yield Batch(Known(x), Known(self.labels[None]))
         self.step()
-
-    def mark(self) -> None:
-        self.site.marked = self.site.weights.snapshot()
-
-    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
-        """Of a site that was started anew and has marked nothing, 0."""
-        marked = self.site.marked
-        return torch.zeros(1, device="cpu") if marked is None else self.change(marked, segment, x)
 
     def run(self, segment: Segment, k: int, values: Tensor, *, again: bool = False, plain: bool = False) -> Pass:
         place = (self.group.round, self.group.step, self.site.client, segment.start)
@@ -173,8 +165,9 @@ class SiteLink:
         values = whole(x)
         if isinstance(who, SiteClients) and who.site.scrutiny and kind == "smashed":
             who.smashed = values[0]
-        if codec.bound(values.shape[1:]):
-            self.dialogue.send(pack(kind, values[0], codec.at(who.place[0]), _draw(kind, codec, who)))
+        sent = values[0] if who.rows is None else values[0, : who.rows[0]]
+        if codec.bound(sent.shape):
+            self.dialogue.send(pack(kind, sent, codec.at(who.place[0]), _draw(kind, codec, who)))
         return Posted(self.dialogue, values.shape)
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:

@@ -143,7 +143,6 @@ class Site:
         self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
         self.weights, self.holds, self.differences = like.only(lambda name: False), False, Differences()
         self._adopted = 0
-        self.marked: Weights | None = None
         self.config, self.augment, self.joined = made, augment, True
         return {"rows": len(self.y)}
 

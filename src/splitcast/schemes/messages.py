@@ -145,7 +145,7 @@ class Ledger:
     ) -> None:
         """``nbytes`` to or from each client."""
         sizes = nbytes if isinstance(nbytes, int) else tuple(nbytes)
-        if sizes and clients:
+        if (any(sizes) if isinstance(sizes, tuple) else sizes) and clients:
             self.add(Message(direction, kind, sizes, tuple(clients), coding=coding))
 
     def broadcast(

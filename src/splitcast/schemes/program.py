@@ -127,20 +127,21 @@ class Clients(Party, Protocol):
         """The tau local steps of the round."""
         ...
 
-    def samples(self, first: int) -> Iterator[Batch]:
-        """A step of its own with b samples of each client, from place ``first`` on in an order that each has."""
+    def samples(self, places: Tensor) -> Iterator[Batch]:
+        """A step of its own with the samples of each client at these places (b,), or (K, b) for places of each, of an
+        order that each has."""
         ...
 
     def align(self, segment: int, x: Values | Tensor, y: Values | Tensor, grads: Tensor) -> None:
         """Let a head learn to have the gradients that it is told."""
         ...
 
-    def mark(self) -> None:
-        """Remember the client half as it is."""
+    def look(self, segment: int, x: Values | Tensor) -> Tensor:
+        """What a segment puts out (K, b, *d), without a way back; buffers stay."""
         ...
 
-    def moved(self, segment: int, x: Values | Tensor) -> Tensor:
-        """How far outputs on x are from those of the remembered half, relative to these (K,)."""
+    def recall(self, memory: Any, most: int) -> Tensor:
+        """Places (K, ``most``) that each has to send by its `schemes.staleness.Memory`; -1 behind the last."""
         ...
 
     def receive(self, link: Any) -> None:

@@ -8,6 +8,7 @@ which its half trains in every round, whether something came or not:
 Pham et al., Split learning without local weight sharing (2023), keep cut-layer data for clients that come late.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import FP16, Labels
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import CODECS, codec
@@ -24,12 +24,11 @@ from splitcast.model.split import SplitModel
 from splitcast.schemes.auxiliary import CLIENT, HEAD, SERVER, Headed
 from splitcast.schemes.feedback import Basis
 from splitcast.schemes.pool import Pool
-from splitcast.schemes.program import Clients, Cohort, Link, Party
+from splitcast.schemes.program import Clients, Cohort, Link, Party, Values
+from splitcast.schemes.staleness import Memory, Places
 from splitcast.training.placement import Placement
 
 LEARNING = ("none", "local", "feedback")
-PLACES = Labels(2**32)
-"""Where in their order clients send from: four bytes."""
 
 
 class Replay(Headed):
@@ -37,12 +36,13 @@ class Replay(Headed):
 
     How client halves learn, in the rounds up to ``until``: from a ``local`` loss (tau steps with the auxiliary head),
     from true ``feedback`` on the samples that they send (a basis of the gradients, as sfl-gb), or not (``none``); they
-    are averaged in every round in which they learn. Uploads begin after ``start`` rounds. When all ``samples`` of every
-    client were sent, clients measure how far their half has moved the features of those sent first,
+    are averaged in every round in which they learn. Uploads begin after ``start`` rounds: b samples of each client in
+    the order that both sides know, until there was a round for all ``samples``.
 
-        m^n = ||w^c(x^n) - w_0^c(x^n)|| / ||w_0^c(x^n)||,
-
-    w_0^c being the half when sending began, and all are sent again once sum_n rho^n m^n > ``stale``.
+    With ``stale``, clients then compute the features of ``checks`` b samples in a round, one after the other, for as
+    long as halves learn and until all were looked at since; each remembers how far those have moved (`staleness`). It
+    says which samples it sends, up to b: those that it never sent, and those that have moved more than ``stale``, most
+    first. They take the places of the older ones in the pool. Plans expect that nothing is stale.
     """
 
     name = "sfl-replay"
@@ -63,8 +63,13 @@ class Replay(Headed):
         self.steps, self.minibatch, self.stale = own["steps"], own["minibatch"], own["stale"]
         self.feedback = Basis(own["directions"])
         self.pool = Pool(own["memory_mb"] * 2**20, own["disk_mb"] * 2**20)
-        self.begun = self.start + 1
-        """the round in which the present sweep over the samples began"""
+        self.checks = min(own["checks"], self.sweep)
+        self.memory = Memory(self.sweep * self.batch, self.stale)
+        """what clients remember, on a site and in the simulator"""
+        self.rest: float = self.start + self.sweep
+        """the round after which halves and samples are as they were, but for stale ones"""
+        if self.learn == "local":
+            self.rest = max(self.rest, self.until or math.inf)
 
     def options(self, config: Config) -> dict[str, Any]:
         """Its section."""
@@ -84,8 +89,18 @@ class Replay(Headed):
         """Whether the first sweep is under way in a round."""
         return 0 <= t - 1 - self.start < (1 if self.at_once else self.sweep)
 
+    def measures(self, t: int) -> bool:
+        """Whether clients look at what they have sent."""
+        return self.asks(t) and t <= self.rest - (-self.sweep // self.checks)
+
+    def asks(self, t: int) -> bool:
+        """Whether clients say in a round what they send; after the last measure all of it could be stale."""
+        last = self.rest - (-self.sweep // self.checks) + self.sweep
+        return bool(self.stale) and self.start + self.sweep < t <= last
+
     def kind(self, t: int) -> int:
-        return int(self.learns(t)) + 2 * int(self.fresh(t)) + 4 * int(t > self.start)
+        known = (self.learns(t), self.fresh(t), t > self.start, self.asks(t), self.measures(t))
+        return sum(2**k for k, each in enumerate(known) if each)
 
     def equal_after(self, t: int) -> bool:
         return True
@@ -100,8 +115,9 @@ class Replay(Headed):
         learns = self.learns(t)
         alike = self.sync.exact or not learns
         for some, half in clients.in_parallel(server, mixes=True, averaged=alike, still=not learns):
-            for place in self.places(t, some, link):
-                self.send(t, place, some, half, link)
+            for places in self.uploads(t, some, link):
+                self.send(t, places, some, half, link)
+                some.rows = None
             for batch in some.batches() if learns and self.learn == "local" else ():
                 sent = some.forward(CLIENT, batch.x)
                 some.backward(sent, some.descend(HEAD, sent.out, batch.y)[1])
@@ -110,52 +126,61 @@ class Replay(Headed):
         if t > self.start:
             self.train(t, clients.central(server))
 
-    def send(self, t: int, place: int, clients: Clients, server: Party, link: Link) -> None:
-        """Samples from a place in the clients' orders go up and into the pool."""
-        if place == 0:
-            clients.mark()
-        for batch in clients.samples(place):
+    def send(self, t: int, places: Tensor, clients: Clients, server: Party, link: Link) -> None:
+        """Samples at these places of the clients' orders, (K, b) with -1 for none, go up and into the pool."""
+        whose = dict(zip(clients.ids, places, strict=True))
+        for batch in clients.samples(places.clamp(min=0)):
             sent = clients.forward(CLIENT, batch.x)
             smashed, labels = self.upload(clients, server, link, sent.out, batch.y)
+            features = sent.out.whole() if self.stale else None
             if self.learns(t) and self.learn == "feedback":
                 _, grads = server.descend(SERVER, smashed, labels)
                 clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
-            x, y = smashed.whole(), labels.whole()
-            for n, one, targets in zip(clients.ids, x, y, strict=True):
-                if not one.is_meta:
-                    first = n * self.sweep * self.batch + place
-                    self.pool.add(range(first, first + len(one)), one, targets)
+            self.keep(clients, whose, smashed, labels, features)
 
-    def places(self, t: int, clients: Clients, link: Link) -> Iterator[int]:
-        """From where clients send in a round: known to both sides while nothing is sent twice, else the server says."""
-        if t <= self.start:
-            return
-        if self.at_once:
-            yield from range(0, self.sweep * self.batch if t == self.begun else 0, self.batch)
-            return
-        if not self.stale:
-            if self.fresh(t):
-                yield (t - 1 - self.start) * self.batch
-            return
-        done = t - self.begun
-        told = self.say(1 + done * self.batch if done < self.sweep else 0, clients, link)
-        if not told:
-            for oldest in clients.samples(0):
-                moved = link.up("moved", clients.moved(CLIENT, oldest.x)[:, None], FP16, clients).whole()[:, 0]
-            again = False
-            if not moved.is_meta:
-                mean = float(clients.rho @ moved.to(clients.rho))
-                link.note("moved", mean)
-                again = mean > self.stale
-            self.begun = t if again else self.begun
-            told = self.say(int(again), clients, link)
-        if told:
-            yield told - 1
+    def keep(
+        self, clients: Clients, places: Mapping[int, Tensor], x: Values, y: Values, features: Tensor | None
+    ) -> None:
+        """What came up, in the pool; what went up, in the memory of those who know it has arrived."""
+        each = zip(clients.ids, x.whole(), y.whole(), strict=True)
+        for n, one, targets in each:
+            where = places[n][places[n] >= 0]
+            if not one.is_meta:
+                self.pool.add((n * self.memory.places + where).tolist(), one[: len(where)], targets[: len(where)])
+        if features is not None and not features.is_meta:
+            for n, one in zip(clients.ids, features, strict=True):
+                where = places[n][places[n] >= 0]
+                self.memory.sent(n, where, one[: len(where)])
 
-    def say(self, place: int, clients: Clients, link: Link) -> int:
-        """Tell clients from where to send, plus one; 0 is nothing. A site knows what it was told and nothing else."""
-        said = torch.tensor([[place]], device="cpu")
-        return int(link.broadcast("place", said, PLACES, clients)[0, 0])
+    def uploads(self, t: int, clients: Clients, link: Link) -> Iterator[Tensor]:
+        """Places (K, b) from which clients send in a round, upload after upload."""
+        if self.fresh(t):
+            first = t - 1 - self.start
+            for k in range(first, self.sweep if self.at_once else first + 1):
+                yield self.batch_at(k).expand(len(clients.ids), -1)
+        elif self.asks(t):
+            told = self.stale_places(t, clients, link)
+            if not told.is_meta:
+                clients.rows = (told >= 0).sum(1).tolist()
+                link.note("sent_again", sum(clients.rows) / len(clients.rows))
+                yield told
+
+    def batch_at(self, k: int) -> Tensor:
+        """The places of upload k of the first sweep (b,)."""
+        return k * self.batch + torch.arange(self.batch, device="cpu")
+
+    def stale_places(self, t: int, clients: Clients, link: Link) -> Tensor:
+        """Clients look at some of what they have sent, and say what they send now (K, b)."""
+        first = (t - 1 - self.start - self.sweep) * self.checks
+        for k in range(first, first + self.checks) if self.measures(t) else ():
+            places = self.batch_at(k % self.sweep)
+            for batch in clients.samples(places):
+                seen = clients.look(CLIENT, batch.x)
+                for n, one in zip(clients.ids, seen, strict=True) if not seen.is_meta else ():
+                    self.memory.measured(n, places, one)
+        chosen = clients.recall(self.memory, self.batch)
+        told = link.up("places", chosen, Places(self.memory.places), clients).whole()
+        return chosen if told.is_meta else told  # a site knows its own
 
     def train(self, t: int, server: Party) -> None:
         """Minibatches of the pool, epoch by epoch in random order."""
@@ -171,11 +196,11 @@ class Replay(Headed):
             server.train(SERVER, *self.pool.take(chosen))
 
     def kept(self) -> dict[str, Tensor]:
-        return {**self.pool.tensors(), "begun": torch.tensor(self.begun, device="cpu")}
+        return self.pool.tensors() | self.memory.tensors()
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         self.pool.restore(kept)
-        self.begun = int(kept["begun"]) if "begun" in kept else self.start + 1
+        self.memory.restore(kept)
 
 
 class Ampere(Replay):
@@ -194,4 +219,4 @@ class Ampere(Replay):
         own = config.ampere
         common = {name: getattr(own, name) for name in ("samples", "steps", "minibatch", "memory_mb", "disk_mb")}
         rounds = own.device_rounds
-        return common | {"learn": "local", "start": rounds, "until": rounds, "stale": 0.0, "directions": 1}
+        return common | {"learn": "local", "start": rounds, "until": rounds, "stale": 0.0, "checks": 1, "directions": 1}

@@ -206,12 +206,6 @@ class Weights:
                 squares += torch.linalg.vector_norm(part - weights @ part, dim=1).double().square()
         return float(squares.sqrt().mean())
 
-    def snapshot(self) -> "Weights":
-        """A copy of what a model needs to run, without the optimiser's state; what is frozen is shared."""
-        return Weights(
-            {slot: values for slot, values in self.slots.items() if not slot.startswith((STATE, HOME))}
-        ).clone()
-
     # state that stays
 
     def home(self) -> "Weights":
