@@ -281,3 +281,19 @@ def test_operations_of_coding_by_hand():
     assert codec("transform:150B").work(shape) == pytest.approx((both + 128 * places + 9 * 512 + again, both))
     step = codec("transform:2.5~150B").work(shape)
     assert step == pytest.approx((both + 128 * places + 9 * 512, both))
+
+
+@pytest.mark.parametrize(
+    "name, shape, encode, decode",
+    [
+        ("int8", (4, 128), 0, 0),  # plain integers take the seconds of version 0.1.0
+        ("rotated:4", (4, 128), 2 + 7 + 2 + 9, 2 + 7 + 4),  # signs, 7 sums and scale; clamp; the grid
+        ("rotated:4", (4, 100), 2 * (2 + 6) + 2 + 9, 2 * (2 + 6) + 4),  # twice, over 64 each
+        ("lloyd:2", (4, 128), 2 + 7 + 2 + 5 + 2, 2 + 7 + 4),
+        ("int4+first", (4, 10, 128), 0.9 * 9, 0.9 * 4),
+        ("int4+outliers", (4, 10, 128), 9 + 2, 4),
+    ],
+)
+def test_operations_a_value_by_hand(name, shape, encode, decode):
+    values = math.prod(shape)
+    assert codec(name).work(shape) == pytest.approx((encode * values, decode * values))

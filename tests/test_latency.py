@@ -228,6 +228,20 @@ def test_a_slow_format_makes_rounds_longer():
     assert took["fedlite:196,64"] - took["fp32"] == pytest.approx(36 * values * 64)
 
 
+def test_halves_as_differences_are_coded_by_somebody():
+    """Who sends takes 9 + 4 operations of int4 and 3 of its own a value, who receives 4 + 1; fp32 takes none."""
+    config = with_values(Config(), scheme="sfl", clients=3, batch=4, arch="cnn-small", rounds=1, local_steps=2)
+    images, half = data.load("mnist-mini"), 104
+    for name, each in (("fp32", (0, 0)), ("int4", (16 * half, 5 * half))):
+        sim = make_simulator(with_values(config, sync_codec=name), images)
+        scenario = Scenario.of(sim.config, sim.model, sim.task)
+        ledger, dry = sim.round(1).ledger, scenario.dry(scenario.place(1), 1)
+        assert ledger.messages == dry.messages
+        assert [m.coding for m in ledger.messages if m.kind == "model"] == [each] * 2
+        *_, up, down = scenario.stages_of(ledger.events, scenario.place(1))
+        assert (up.compute_flops, up.server_flops) == each == (down.joint_flops, down.backward_flops)
+
+
 def test_the_feedback_computes_for_those_who_take_part():
     config = with_values(Config(), scheme="sfl-gb", arch="cnn-small", clients=8, batch=4)
     here = scenario_of(config)

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import EMPTY, FP32, LIMIT, Codec, Integer, Rows, as_rows, pack, unpack
+from splitcast.base.codec import EMPTY, FP32, LIMIT, Codec, Integer, Rows, as_rows, counted, pack, unpack
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.rounding import Draw
 from splitcast.base.seeds import stream
@@ -111,6 +111,10 @@ class Lloyd(Rows):
     def values(self, numbers: Tensor, heads: Tensor) -> Tensor:
         return self.levels.to(numbers)[numbers.long()] * heads.to(numbers.dtype)
 
+    def packing(self) -> tuple[float, float]:
+        """Square and add, divide, a comparison for every bit, shift and or; shift, mask, look up, multiply."""
+        return 5.0 + self.bits, 4.0
+
 
 @cache
 def _gaussian_levels(count: int) -> Tensor:
@@ -161,8 +165,9 @@ class Rotated(Codec):
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
         row, values = math.prod(shape[2 if len(shape) > 2 else 1 :]), math.prod(shape)
         passes = 1 if row == _power(max(1, row)) else 2
-        each = values * passes * (2.0 + math.log2(_power(max(1, row)))) + 3.0 * values
-        return each, each
+        turned = values * passes * (2.0 + math.log2(_power(max(1, row))))
+        encode, decode = counted(self.inner, shape)
+        return turned + 2.0 * values + encode, turned + decode
 
 
 def _by_rows(x: Tensor, turn: Callable[[Tensor], Tensor]) -> Tensor:
@@ -203,7 +208,7 @@ class FirstExact(Codec):
         return torch.cat([x[:, :, :1], self.inner.through(x[:, :, 1:], draw)], 2)
 
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
-        return self.inner.work(shape)
+        return counted(self.inner, _first(shape)[1])
 
 
 def _first(shape: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
@@ -255,7 +260,8 @@ class OutliersExact(Codec):
         return rows.view(*shape)
 
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
-        return self.inner.work(shape)
+        encode, decode = counted(self.inner, shape)
+        return encode + 2.0 * math.prod(shape), decode
 
     def _size(self, shape: Sequence[int], exact: int) -> int:
         count, values = _row_count(shape), math.prod(shape)

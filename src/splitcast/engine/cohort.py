@@ -22,6 +22,7 @@ from splitcast.engine.values import PerClient, Rows
 from splitcast.model.split import Params
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Values
+from splitcast.training.differences import difference_work
 from splitcast.training.weights import BUFFERS, Weights
 
 if TYPE_CHECKING:
@@ -235,8 +236,9 @@ class SimulatedCohort:
             halves = state.client.take(torch.from_numpy(self.ids))
             half, sizes, size = self.sim.differences.average(halves, ids, self.rho, codec.at(self.t))
             state.share(half, self.sim.optimiser)
-            link.count("up", "model", sizes if codec.varies else sizes[0], ids)
-            link.count("down", "model", size, everyone, broadcast=True)
+            coding = difference_work(half.travelling(), codec.at(self.t))
+            link.count("up", "model", sizes if codec.varies else sizes[0], ids, coding=coding)
+            link.count("down", "model", size, everyone, broadcast=True, coding=coding)
             return
         half = state.client.take(torch.from_numpy(self.ids)).mean(self.rho) if state.client.stacked else state.client
         state.share(half, self.sim.optimiser)

@@ -16,7 +16,7 @@ from splitcast.model.split import SplitModel
 from splitcast.schemes.messages import JointWork, Ledger, Phase, Work
 from splitcast.schemes.program import Batch, Scheme, Values
 from splitcast.schemes.staleness import Memory
-from splitcast.training.differences import row_shape
+from splitcast.training.differences import difference_work, row_shape
 from splitcast.training.optimiser import Optimiser
 from splitcast.training.placement import Placed, Placement, among
 from splitcast.training.task import Task, target_shape
@@ -179,8 +179,9 @@ class DryCohort:
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
         held = {place: codec.nbytes((n,) if codec.exact else row_shape(n)) for place, n in self.values.items()}
-        link.count("up", "model", self._held(held, self.ids), self.ids)
-        link.count("down", "model", self._held(held, self.everyone), self.everyone, broadcast=True)
+        coding = (0.0, 0.0) if codec.exact else difference_work(self.values[self.placement.of(0)], codec)
+        link.count("up", "model", self._held(held, self.ids), self.ids, coding=coding)
+        link.count("down", "model", self._held(held, self.everyone), self.everyone, broadcast=True, coding=coding)
 
     def _held(self, sizes: Mapping[Placement, int], who: Sequence[int]) -> int | list[int]:
         """Of each of them, or one number for all."""

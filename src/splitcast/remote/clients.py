@@ -21,6 +21,7 @@ from splitcast.remote.sites import NoSites
 from splitcast.remote.wire import all_finite
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Batch, Values
+from splitcast.training.differences import difference_work
 from splitcast.training.weights import Weights
 
 if TYPE_CHECKING:
@@ -258,11 +259,15 @@ class RemoteCohort:
         ids = list(clients.ids)
         halves = link.exchange(clients, weights=True, sync=codec)
         self.halves.stale |= set(ids) - set(halves)
+        differ = not codec.exact and self.halves.differences.last is not None
         size, alone = self.halves.share(halves, codec.at(self.t))
         sizes = [clients.half_bytes[n] for n in halves]
-        link.count("up", "model", sizes if codec.varies or len(set(sizes)) > 1 else sizes[0], list(halves))
+        values = self.halves.state.client.travelling()
+        coding = difference_work(values, codec.at(self.t)) if differ else (0.0, 0.0)
+        sent = sizes if codec.varies or len(set(sizes)) > 1 else sizes[0]
+        link.count("up", "model", sent, list(halves), coding=coding)
         fresh = [n for n in self.halves.fresh() if n not in alone]
-        link.count("down", "model", size, fresh, broadcast=True)
+        link.count("down", "model", size, fresh, broadcast=True, coding=coding)
         link.models("down", self.halves.state.client.travelling(), alone)
 
     def _average_blocks(self, link: "ServerLink", mixed: MixedHalves) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import Codec
+from splitcast.base.codec import Codec, counted
 from splitcast.training.weights import Weights
 
 ROW = 256
@@ -44,6 +44,13 @@ def as_rows(values: Tensor) -> Tensor:
 def from_rows(rows: Tensor, values: int) -> Tensor:
     """The inverse of `as_rows`."""
     return rows.flatten()[:values]
+
+
+def difference_work(values: int, codec: Codec) -> tuple[float, float]:
+    """Operations of sending a half of so many values as a difference, and of receiving it: who sends subtracts, adds
+    what was left over, codes, and decodes to see what is left over now; who receives decodes and adds."""
+    encode, decode = counted(codec, row_shape(values))
+    return encode + decode + 3.0 * values, decode + values
 
 
 @dataclass
