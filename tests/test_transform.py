@@ -12,7 +12,8 @@ from scipy.fft import dctn
 from splitcast.base.entropy import LIMIT, coded, decoded
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
-from splitcast.base.transform import Shape, Spectrum, _ladder
+from splitcast.base.spectrum import ladder
+from splitcast.base.transform import Shape, Spectrum
 
 RATES = ["0.7", "2.5", "40B", "140B", "5%", "0.1%", "4..1@10"]
 SHAPES = [(8, 6, 7, 5), (1, 3, 4, 4), (5, 40), (3, 6, 16), (7,), (2, 2, 3, 4, 5), (0, 4), (4, 0), (1, 1), (300, 2)]
@@ -238,5 +239,5 @@ def test_a_step_is_found_as_if_all_had_been_tried(shape, share):
     spectrum = Spectrum(x, clamped=False)
     worst = share * float(x.square().sum())
     for size, goal in ((spectrum.bits, 8 * share * x.numel()), (lambda step: 1 / spectrum.error(step), 1 / worst)):
-        slow = next(k for k in range(-200, 400) if size(_ladder(k)) <= goal)
+        slow = next(k for k in range(-200, 400) if size(ladder(k)) <= goal)
         assert spectrum.search(size, goal) == slow

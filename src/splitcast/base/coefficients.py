@@ -1,0 +1,280 @@
+"""What a transform-coded message is made of: coefficients of its KLT and DCT, their levels, and the bytes of these.
+
+A message (b, C, H, W) of feature maps is M (C, H W b), a vector of C channels at every place of every sample.
+
+    KLT     Y = Q^T M          Q: the eigenvectors of M M^T, so that channels are uncorrelated, greatest energy first
+    DCT     X = D_H Y D_W^T    every map of every sample; D_n is the orthonormal DCT-II
+    q = sign(X) floor(|X| / step + 0.35)      a dead zone of 1.3 steps around zero
+    received: step q, back through D and Q, and clamped at 0 where nothing sent was negative
+
+Levels q travel as a code stream (`base.entropy`) in groups, one for each channel and each ring max(u, v) of
+frequencies, with its own scale. Nothing but the message itself is needed to decode it: the columns of Q travel along,
+up to the last whose channel has a level other than zero. Column k is round(2^e_k Q_k), and all are made orthonormal
+again on both sides (QR), so that their rounding costs a little decorrelation and no accuracy. As fine as pays is
+2^e_k = 32 sqrt(energy of the channel) / step, as a power of two from 4 to 256.
+
+Flat messages (b, d) are d channels of one place, and tokens (b, T, d) are b T samples of those. The KLT is left out
+where it has fewer than 8 C vectors to be learned from, or more than 256 channels: its columns would outweigh what they
+save. Then every channel has its own scale, as far as a group has 16 levels at least.
+
+    message   0x01 (0x03: clamp), step as bfloat16, channels sent as uint16 (with a KLT), code stream
+
+After the design of image coders (JPEG; Karhunen-Loève over channels as in JPEG 2000 part 2 and spectral imaging).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splitcast.base.entropy import LIMIT, Integers, coded, decoded
+from splitcast.base.errors import SplitcastError
+
+OFFSET = 0.35
+"""What is added before rounding down; 1/2 would be to nearest."""
+VECTORS = 8
+"""Vectors per channel that a KLT needs to be worth its columns."""
+CHANNELS = 256
+"""Most channels of a KLT."""
+GROUP = 16
+"""Least levels of a group."""
+FINE = 32.0
+LARGEST = 2.0**50
+"""Values beyond travel as they are, so that arithmetic on the others is finite: sums of squares are."""
+CODED, CLAMPED = 1, 3
+
+
+class Shape(NamedTuple):
+    """How a message is laid out as (channels, height, width, samples)."""
+
+    samples: int
+    channels: int
+    height: int
+    width: int
+
+    @staticmethod
+    def of(shape: Sequence[int]) -> "Shape":
+        """
+        >>> Shape.of((32, 8, 14, 14)), Shape.of((32, 10, 64)), Shape.of((32, 64))
+        (Shape(samples=32, channels=8, height=14, width=14), Shape(samples=320, channels=64, height=1, width=1), \
+Shape(samples=32, channels=64, height=1, width=1))
+        """
+        if len(shape) >= 4:
+            return Shape(shape[0], shape[1], math.prod(shape[2:-1]), shape[-1])
+        return Shape(math.prod(shape[:-1]) if len(shape) > 1 else shape[0], shape[-1] if len(shape) > 1 else 1, 1, 1)
+
+    @property
+    def places(self) -> int:
+        """Vectors of channels."""
+        return self.height * self.width * self.samples
+
+    @property
+    def klt(self) -> bool:
+        """Whether the channels are decorrelated."""
+        return 2 <= self.channels <= CHANNELS and self.places >= VECTORS * self.channels
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a message says."""
+
+    step: float
+    clamped: bool
+    exponents: Integers
+    """e_k of the channels sent (r,); of no channel without a KLT"""
+    columns: Integers
+    """round(2^e_k Q_k), (r, C)"""
+    levels: Integers
+    """(r or C, H W, b), frequencies ring after ring"""
+
+
+class Coefficients:
+    """The coefficients of a message, before their quantisation; the DCT comes first here, since KLT and DCT commute."""
+
+    def __init__(self, x: Tensor, *, clamped: bool) -> None:
+        self.shape, self.lay, self.clamped = x.shape, Shape.of(x.shape), clamped
+        turned = _turned(_rows(x, self.lay), self.lay, forward=True).view(self.lay.channels, -1, self.lay.samples)
+        self.rows = turned.index_select(1, torch.from_numpy(_rings(self.lay).order)).view(self.lay.channels, -1)
+        self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
+        if self.lay.klt:
+            gram = (self.rows @ self.rows.T / self.lay.places).double()  # in single, solvers fail on dead channels
+            energies, vectors = (part.to(x.dtype) for part in torch.linalg.eigh(gram))
+            self.energies, self.vectors = energies.flip(0), vectors.flip(1)
+
+    def message(self, step: float) -> tuple[bytes, Parts] | None:
+        """The message of this step, and what it says; None where a level would be too large."""
+        step = float(torch.tensor(step, device="cpu").bfloat16())
+        if step < 2.0**-100:
+            return None
+        lay, exponents, columns = self.lay, np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
+        if lay.klt:
+            fine = self.fine(step)
+            exponents = fine.to(torch.int32).numpy()
+            columns = (self.vectors * fine.exp2()).round().T.to(torch.int32).numpy()
+            spread = _orthonormal(exponents, columns).div_(step).T @ self.rows
+        else:
+            spread = self.rows / step
+        largest = torch.maximum(spread.amax(1), -spread.amin(1))
+        if float(largest.max()) >= LIMIT - 1:
+            return None
+        if lay.klt:
+            kept = spoken(largest)
+            exponents, columns, spread = exponents[:kept], columns[:kept], spread[:kept]
+        levels = _quantised(spread).view(-1, lay.height * lay.width, lay.samples).numpy()
+        parts = Parts(step, self.clamped, exponents, columns, levels)
+        return _packed(parts, lay), parts
+
+    def seen(self, parts: Parts) -> Tensor:
+        """What is decoded of a message."""
+        return rebuilt(parts, self.lay, self.shape)
+
+    def fine(self, step: float) -> Tensor:
+        """e_k of all channels."""
+        return (FINE / step * self.energies.clamp(min=2.0**-100).sqrt()).log2().round().clamp(2, 8)
+
+
+def spoken(largest: Tensor) -> int:
+    """Channels up to the last with a level other than zero, of the largest size of each, in steps."""
+    used = np.flatnonzero(largest.numpy() + OFFSET >= 1)
+    return int(used[-1]) + 1 if len(used) else 0
+
+
+def _quantised(spread: Tensor) -> Tensor:
+    """sign(x) floor(|x| + OFFSET), as int32"""
+    return torch.add(spread, spread.sign(), alpha=OFFSET).to(torch.int32)  # which rounds towards zero
+
+
+def quantised_sizes(sizes: Tensor, step: float) -> Tensor:
+    """floor(x / step + OFFSET) of x >= 0, as int32"""
+    return torch.mul(sizes, 1 / step).add_(OFFSET).to(torch.int32)
+
+
+def _rows(x: Tensor, lay: Shape) -> Tensor:
+    """A message as M (C, H W b)."""
+    if lay.height * lay.width == 1:
+        return x.reshape(lay.samples, lay.channels).T.contiguous()
+    return x.reshape(lay.samples, lay.channels, -1).permute(1, 2, 0).reshape(lay.channels, -1)
+
+
+def _message(rows: Tensor, lay: Shape, shape: Sequence[int]) -> Tensor:
+    """The inverse of `_rows`."""
+    return rows.view(lay.channels, -1, lay.samples).permute(2, 0, 1).reshape(*shape)
+
+
+def _turned(rows: Tensor, lay: Shape, *, forward: bool) -> Tensor:
+    """The DCT of every map in (k, H W b), or its inverse."""
+    if lay.height * lay.width == 1:
+        return rows.clone()
+    down, across = _dct(lay.height), _dct(lay.width)
+    if not forward:
+        down, across = down.T, across.T
+    rows = down @ rows.view(-1, lay.height, lay.width * lay.samples)
+    return (across @ rows.view(-1, lay.width, lay.samples)).view(-1, lay.places)
+
+
+@cache
+def _dct(n: int) -> Tensor:
+    """The orthonormal DCT-II, (n, n)."""
+    k, i = torch.arange(n, device="cpu")[:, None], torch.arange(n, device="cpu")[None]
+    basis = torch.cos(math.pi * k * (2 * i + 1) / (2 * n)) * math.sqrt(2 / n)
+    basis[0] /= math.sqrt(2)
+    return basis
+
+
+class Rings(NamedTuple):
+    """Frequencies by rings max(u, v)."""
+
+    order: NDArray[np.intp]
+    inverse: NDArray[np.intp]
+    counts: tuple[int, ...]
+    """how many are in each group of a channel"""
+
+
+@cache
+def _rings(lay: Shape) -> Rings:
+    ring = np.maximum(*np.indices((lay.height, lay.width))).flatten()
+    order, counts = np.argsort(ring, kind="stable"), [0]
+    for size in np.bincount(ring):
+        if counts[-1] * lay.samples >= GROUP:
+            counts.append(0)
+        counts[-1] += int(size)
+    return Rings(order, np.argsort(order), tuple(counts))
+
+
+@cache
+def group_sizes(lay: Shape, channels: int) -> Integers:
+    """Sizes of the groups of levels of so many channels."""
+    each = lay.samples * np.array(_rings(lay).counts, np.int32)
+    if len(each) > 1 or each[0] >= GROUP:
+        return np.tile(each, channels)
+    together = -(-GROUP // int(each[0]))  # channels too small for a group of their own
+    full, rest = divmod(channels, together)
+    return int(each[0]) * np.array([together] * full + [rest] * (rest > 0), np.int32)
+
+
+def _all_sizes(lay: Shape, channels: int) -> Integers:
+    """Sizes of all groups of a message: exponents and columns of its KLT, then levels."""
+    sizes = group_sizes(lay, channels)
+    if not lay.klt or not channels:
+        return sizes
+    return np.concatenate([np.array([channels] + [lay.channels] * channels, np.int32), sizes])
+
+
+def _orthonormal(exponents: Integers, columns: Integers) -> Tensor:
+    """Q (C, r) from its rounded columns (r, C)."""
+    rough = torch.from_numpy(columns).float() * torch.from_numpy(exponents).float().neg().exp2()[:, None]
+    q: Tensor = torch.linalg.qr(rough.T).Q
+    return q
+
+
+def _packed(parts: Parts, lay: Shape) -> bytes:
+    head = bytes([CLAMPED if parts.clamped else CODED]) + _head(parts.step)
+    numbers = [parts.levels.reshape(-1)]
+    if lay.klt:
+        head += len(parts.exponents).to_bytes(2, "little")
+        numbers = [np.diff(parts.exponents, prepend=np.int32(5)), parts.columns.reshape(-1), *numbers]
+    return head + coded(np.concatenate(numbers), _all_sizes(lay, len(parts.levels)))
+
+
+def parsed(data: bytes, lay: Shape) -> Parts:
+    """What a coded message says; whatever is not one raises a `SplitcastError`."""
+    start = 5 if lay.klt else 3
+    if len(data) < start or data[0] not in (CODED, CLAMPED):
+        raise SplitcastError("is not a message of this format")
+    step = float(torch.frombuffer(bytearray(data[1:3]), dtype=torch.bfloat16))
+    channels = int.from_bytes(data[3:5], "little") if lay.klt else lay.channels
+    if not 2.0**-100 <= step <= LARGEST or channels > lay.channels:
+        raise SplitcastError("has a step or a number of channels that cannot be")
+    numbers = decoded(data[start:], _all_sizes(lay, channels))
+    exponents, columns = np.zeros(0, np.int32), np.zeros((0, lay.channels), np.int32)
+    if lay.klt:
+        exponents = (5 + np.cumsum(numbers[:channels], dtype=np.int64)).clip(0, 99).astype(np.int32)
+        columns = numbers[channels:][: channels * lay.channels].reshape(channels, lay.channels)
+        numbers = numbers[channels + columns.size :]
+        if channels and (exponents.min() < 2 or exponents.max() > 8 or np.abs(columns).max() > 2**8):
+            raise SplitcastError("has a column that cannot be")
+    levels = numbers.reshape(channels, lay.height * lay.width, lay.samples)
+    return Parts(step, data[0] == CLAMPED, exponents, columns, levels)
+
+
+def rebuilt(parts: Parts, lay: Shape, shape: Sequence[int]) -> Tensor:
+    """What is decoded (b, *d)."""
+    if not len(parts.levels):
+        return torch.zeros(*shape, device="cpu")
+    levels = torch.from_numpy(parts.levels.take(_rings(lay).inverse, axis=1)).float().mul_(parts.step)
+    rows = _turned(levels.view(len(levels), -1), lay, forward=False)
+    if lay.klt:
+        rows = _orthonormal(parts.exponents, parts.columns) @ rows
+    if parts.clamped:
+        rows.clamp_(min=0)
+    return _message(rows, lay, shape)
+
+
+def _head(step: float) -> bytes:
+    return torch.tensor([step], device="cpu").bfloat16().view(torch.uint8).numpy().tobytes()
