@@ -201,6 +201,9 @@ class SplitConfig:
     sync_codec: Text = "auto"
     """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
     with what rounding leaves over added to the next. auto: fp32; of sfl-gb and sfl-tc on texts int8."""
+    gradient_correction: NonNegative = 0.0
+    """What clients add to the gradient of each sample that they receive: so many times what the format of the uplink
+    has changed its smashed data by (FedLite's correction)."""
     client_update: Text = "own"
     """own (each client applies its own pull-back) or identical (the idealised theory: all apply the mean)."""
 

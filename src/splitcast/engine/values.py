@@ -19,14 +19,17 @@ class Rows(Values):
 
 
 class Mapped(Values):
-    """Values changed on their way."""
+    """Values changed on their way; the last chunk is kept, since it may be asked for again."""
 
     def __init__(self, source: Values, change: Callable[[Tensor], Tensor]) -> None:
         super().__init__(source.spans, source.shape)
         self.source, self.change = source, change
+        self.last: tuple[int, Tensor] | None = None
 
     def chunk(self, k: int) -> Tensor:
-        return self.change(self.source.chunk(k))
+        if self.last is None or self.last[0] != k:
+            self.last = k, self.change(self.source.chunk(k))
+        return self.last[1]
 
 
 class PerClient(Values):

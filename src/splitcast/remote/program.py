@@ -1,6 +1,6 @@
 """The scheme's program as one site runs it: itself as the clients, with the server and all other clients elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -138,9 +138,9 @@ class SiteCohort:
 class Posted(Values):
     """What was sent up; who needs it waits until it has arrived."""
 
-    def __init__(self, dialogue: Dialogue, shape: Sequence[int]) -> None:
+    def __init__(self, dialogue: Dialogue, shape: Sequence[int], echo: Callable[[], Tensor]) -> None:
         super().__init__([slice(0, None)], shape)
-        self.dialogue, self.turn = dialogue, dialogue.turns
+        self.dialogue, self.turn, self.echo = dialogue, dialogue.turns, echo
 
     def chunk(self, k: int) -> Tensor:
         if self.dialogue.turns == self.turn:
@@ -166,9 +166,11 @@ class SiteLink:
         if isinstance(who, SiteClients) and who.site.scrutiny and kind == "smashed":
             who.smashed = values[0]
         sent = values[0] if who.rows is None else values[0, : who.rows[0]]
-        if codec.bound(sent.shape):
-            self.dialogue.send(pack(kind, sent, codec.at(who.place[0]), _draw(kind, codec, who)))
-        return Posted(self.dialogue, values.shape)
+        if not codec.bound(sent.shape):
+            return Posted(self.dialogue, values.shape, lambda: values)
+        message = pack(kind, sent, codec.at(who.place[0]), _draw(kind, codec, who))
+        self.dialogue.send(message)
+        return Posted(self.dialogue, values.shape, lambda: unpack(message, kind, codec, sent.shape)[None].to(values))
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
         received = self._received(kind, x.shape[1:], codec)
@@ -178,6 +180,10 @@ class SiteLink:
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
         return self._received(kind, x.shape[1:], codec, rows)
+
+    def echo(self, arrived: Values) -> Tensor:
+        assert isinstance(arrived, Posted)
+        return arrived.echo()
 
     def compute(self, flops: float, who: Clients) -> None:
         """Elsewhere."""

@@ -210,6 +210,10 @@ class Link(Protocol):
         """One message x (1, b, *d) to all, as they decode it; with ``rows`` the sender chooses b, up to so many."""
         ...
 
+    def echo(self, arrived: Values) -> Tensor:
+        """What `up` has delivered, as its sender knows it: by decoding its own message."""
+        ...
+
     def compute(self, flops: float, who: Clients) -> None:
         """The server works on what it has of all of them."""
         ...
@@ -237,6 +241,8 @@ class Scheme:
     """Whether clients work with one server half, which steps whenever it is told to; else each has a copy of it."""
     by_side = False
     """Whether blocks that some clients hold and others do not are averaged on each side apart"""
+    corrects: bool = False
+    """Whether clients can correct what they receive (`gradient_correction`)"""
     u_shape: bool = False
     """Whether labels can stay at home, with the last block on the clients"""
     sites: bool = True

@@ -270,6 +270,9 @@ def make_scheme(config: Config) -> Scheme:
     if config.split.labels_at_home and not getattr(made, "home", False):
         able = ", ".join(name for name, scheme in SCHEMES.items() if scheme.u_shape)
         raise SplitcastError(f"labels_at_home: {made.name} has no U-shape; choose one of {able}")
+    if config.split.gradient_correction and not made.corrects:
+        able = ", ".join(name for name, scheme in SCHEMES.items() if scheme.step is Split.step)
+        raise SplitcastError(f"gradient_correction: {made.name} has none; choose one of {able}")
     return made
 
 

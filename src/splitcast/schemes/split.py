@@ -18,6 +18,10 @@ class Split(Scheme):
     With labels at home (the U-shape of Vepakomma et al. 2018) the last block is the client's too: the server sends
     codec(Z^n) with Z^n = w^s,n(S^n), the client takes F^n = F(w^h,n; Z^n, y^n) and uploads codec(dF^n/dZ^n).
     Unless told otherwise, features have the codec of the uplink and their gradients that of the downlink.
+
+    With ``gradient_correction`` l, clients pull s^n + l (S^n - codec(S^n)) / b back, b samples being in a mean: the
+    gradient at what was sent plus that of l/2 ||S_i^n - codec(S_i^n)||^2 of each sample i, which draws smashed data to
+    where the format can say them (Wang et al., FedLite, arXiv 2201.11865).
     """
 
     feedback: Feedback = Unicast()
@@ -37,11 +41,16 @@ class Split(Scheme):
         self.downlink = codec_of("downlink_codec", split.downlink_codec, self.downlink)
         self.sync = codec_of("sync_codec", split.sync_codec, self.sync)
         self.features = codec_of("feature_codec", split.feature_codec, self.uplink)
+        self.correction = split.gradient_correction
         self.feature_gradient = codec_of("feature_gradient_codec", split.feature_gradient_codec, self.downlink)
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
         return self.feedback.mixes_clients
+
+    @property
+    def corrects(self) -> bool:  # type: ignore[override]
+        return type(self).step is Split.step
 
     def place(self, cut: int, depth: int) -> Placement:
         return Placement.at_home(cut, depth) if self.home else Placement.split(cut, depth)
@@ -57,7 +66,15 @@ class Split(Scheme):
         else:
             labels = link.up("labels", batch.y, server.task.target_codec, clients)
             _, grads = server.descend(1, smashed, labels)
-        clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
+        received = self.feedback.reply(grads, clients, link, self.downlink)
+        clients.backward(sent, self.corrected(received, sent.out, smashed, link) if self.correction else received)
+
+    def corrected(self, received: Tensor, out: Values, smashed: Values, link: Link) -> Tensor:
+        """What clients pull back (K, b, *d), having sent ``out`` of which ``smashed`` arrived."""
+        own = out.whole()
+        if own.is_meta:  # elsewhere
+            return received
+        return received + self.correction / own.shape[1] * (own - link.echo(smashed))
 
     def upload(self, out: Values, clients: Clients, server: Party, link: Link, batch: Batch) -> tuple[Tensor, Tensor]:
         """Smashed data and labels of all clients, as the server decodes them."""

@@ -8,9 +8,9 @@ and the message is the codebook, L d / Q values as fp32, and the number of the n
 ceil(log2 L) bits each.
 
 Wang, Qi, Rawat, Reddi, Waghmare, Yu, Joshi: FedLite: a scalable approach for federated learning on resource-constrained
-clients, arXiv 2201.11865. All pieces share one codebook (R = 1 of the paper, its best). Its gradient correction, a term
-l (z - z') that each client adds to what comes back, is no part of what is sent and not here. Not in the paper: where Q
-does not divide d, the last piece is filled up with zeros; ten steps of k-means, from centroids drawn as in k-means++.
+clients, arXiv 2201.11865. All pieces share one codebook (R = 1 of the paper, its best). Its gradient correction, which
+is no part of what is sent, is `gradient_correction` (`schemes.split`). Not in the paper: where Q does not divide d, the
+last piece is filled up with zeros; ten steps of k-means, from centroids drawn as in k-means++.
 """
 
 import math

@@ -41,6 +41,8 @@ CODED = {
     "c3sl:4": "c3sl:4",
 }
 """Smashed data by others' formats at about the rates of their papers, and gradients. FedLite sends these in full."""
+CORRECTED = {"fedlite:196,16": 1e-3}
+"""Those whose clients correct the gradients, and by how much."""
 PARTS = 10
 """Parts of a training, after each of which it may end."""
 BUDGET = 2.0
@@ -94,7 +96,8 @@ class Method:
 
 
 def _sfl(up: str, down: str) -> Method:
-    return Method({"scheme": "sfl", "uplink_codec": up, "downlink_codec": down})
+    corrected = {"gradient_correction": CORRECTED[up]} if up in CORRECTED else {}
+    return Method({"scheme": "sfl", "uplink_codec": up, "downlink_codec": down, **corrected})
 
 
 def _raw(kind: str, small: bool) -> Method:
