@@ -200,6 +200,19 @@ def test_sites_send_stale_samples_as_the_simulator_does():
     assert [m.nbytes for m in again] == [(0, 8, 0)]
 
 
+def test_what_was_sent_before_the_last_feedback_is_sent_again_on_sites_too():
+    own = options(samples=16, steps=1, learn="feedback", stale=1e-4, checks=2)
+    config = with_values(Config(), **SMALL, **own, lr=0.05)
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    sent = []
+    for t in range(1, 7):
+        ours, theirs = fed.round(t), sim.round(t)
+        assert ours.ledger.messages == theirs.ledger.messages and not ours.measured.failures
+        sent.append(theirs.ledger.by_kind().get("up.labels", 0))
+    assert sent == [24, 24, 24, 24, 0, 0]  # halves learned in rounds 1 and 2
+    assert fed._scheme.pool.keys == sim._scheme.pool.keys
+
+
 def test_plans_expect_that_nothing_is_stale():
     own = options(samples=16, steps=1, minibatch=8, learn="local", stale=1e9, checks=1)
     config = with_values(Config(), **SMALL, **own)

@@ -76,7 +76,7 @@ class Memory:
         if bool(known.any()):
             then, now = self._sketches[client][places[known]], sketch(features[known])
             apart, size = (torch.linalg.vector_norm(v, dim=1) for v in (now - then, then))
-            moved[places[known]] = apart / size.clamp(min=torch.finfo(size.dtype).tiny)
+            moved[places[known]] = (apart / size.clamp(min=torch.finfo(size.dtype).tiny)).nan_to_num(nan=0.0)
 
     def chosen(self, client: int, most: int) -> Tensor:
         """Places to send (``most``,): those that never were, and the stale ones, most stale first; -1 behind them."""
