@@ -414,7 +414,7 @@ def test_schemes_of_ours_take_formats_for_tokens():
     assert formats(text, "sfl-tc") == ("lloyd:4", "lloyd:2", "int8", 5)
     assert formats(text, "sfl-tc", **{"lora.rank": 2}) == ("lloyd:4", "lloyd:1", "int8", 5)
     assert formats(text, "sfl-tc", cut=9, **{"lora.rank": 2}) == formats(text, "sfl-tc", cut=9)
-    assert formats(text, "sfl-tc", cut=9) == ("lloyd:4+first", "lloyd:4", "int8", 5)
+    assert formats(text, "sfl-tc", cut=9) == ("lloyd:4+first", "lloyd:4", "int4", 3)
     assert formats(text, "sfl-tc", labels_at_home=True) == formats(text, "sfl-tc")
     assert formats(text, "sfl-tc", uplink_codec="fp16", sync_every=2) == ("fp16", "lloyd:2", "int8", 2)
     assert formats(text, "sfl-gb") == ("lloyd:4", "int8", "int8", 5)
@@ -460,15 +460,15 @@ def test_what_travels_only_with_labels_at_home_has_formats_of_its_own():
 def test_bytes_of_tokens_are_those_of_their_formats(home, cut):
     """Of 5 rows of 7 tokens in 16 features: a token is a head of 2 bytes and 16 numbers of 4 bits. At cut 1 gradients
     have 2 bits, and those of features 3. Beyond it the first of each row goes up as fp32, and adapters,
-    2 (16 + 16) + 2 (16 + 8) values, are a row of bytes, in every fifth round."""
+    2 (16 + 16) + 2 (16 + 8) values, are a row of half bytes, in every third round."""
     sim = sim_of(split_of(hf("llama")), [12, 20], scheme="sfl-tc", cut=cut, labels_at_home=home, dtype="float32")
     smashed = 5 * (64 + 6 * (2 + 8)) if cut > 1 else 5 * 7 * (2 + 8)
     features, back = 5 * 7 * (2 + 8), 5 * 7 * (2 + (8 if cut > 1 else 6))
-    adapters = 2 + 112 if cut > 1 else 0
+    adapters = 2 + 112 // 2 if cut > 1 else 0
     step = {"up.smashed": 2 * smashed, "down.gradient": 2 * 5 * 7 * (2 + (8 if cut > 1 else 4))}
     step |= {"down.features": 2 * features, "up.feature gradient": 2 * back} if home else {"up.labels": 2 * 35}
     for t in range(1, 11):
-        sync = {"up.model": 2 * adapters, "down.model": adapters} if t % 5 == 0 and adapters else {}
+        sync = {"up.model": 2 * adapters, "down.model": adapters} if t % 3 == 0 and adapters else {}
         assert sim.round(t).ledger.by_kind() == step | sync
     assert all(bool(v.isfinite().all()) for v in sim.averaged().values())
 

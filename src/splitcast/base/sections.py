@@ -184,7 +184,7 @@ class SplitConfig:
     that do."""
     sync_every: Annotated[int, Field(ge=-1, le=_LAST)] = -1
     """Rounds between averagings of the client halves; 0: never; -1: as the scheme does (sfl-gb: 2 at cut 2, on
-    texts 5, else 1)."""
+    texts 5, else 1; sfl-tc on texts beyond cut 1: 3)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
     error, 4..2@100 over 100 rounds), for tokens rotated:4 or lloyd:2, also with +first or +outliers, or
@@ -200,7 +200,8 @@ class SplitConfig:
     lloyd:3 at cut 1, else lloyd:4."""
     sync_codec: Text = "auto"
     """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
-    with what rounding leaves over added to the next. auto: fp32; of sfl-gb and sfl-tc on texts int8."""
+    with what rounding leaves over added to the next. auto: fp32; of sfl-gb on texts int8, of
+    sfl-tc int4."""
     gradient_correction: NonNegative = 0.0
     """What clients add to the gradient of each sample that they receive: so many times what the format of the uplink
     has changed its smashed data by (FedLite's correction)."""

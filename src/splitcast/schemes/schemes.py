@@ -158,7 +158,7 @@ class SflTc(SflGb):
     tokens: Mapping[int, Lean] = {
         1: Lean("lloyd:4", "lloyd:2", "int8", 0, 5, home=("lloyd:4", "lloyd:3"), idle="lloyd:1")
     }
-    deeper_tokens = Lean("lloyd:4+first", "lloyd:4", "int8", 0, 5, home=("lloyd:4", "lloyd:4"))
+    deeper_tokens = Lean("lloyd:4+first", "lloyd:4", "int4", 0, 3, home=("lloyd:4", "lloyd:4"))
 
 
 class FedAvg(Scheme):
