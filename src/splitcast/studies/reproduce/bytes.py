@@ -5,7 +5,9 @@ next averaging, which for those that train on a pool is how many steps the serve
 for a tenth of the rounds; the one with the fewest bytes to the first target, or else the highest, goes on, and trains
 with all seeds. A training ends at the last target, after all rounds, or with the tenth in which it has sent `BUDGET`
 times what all training images take when gzipped, unless it has ceased to send: whoever is not there by then has lost to
-sending the images. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top.
+sending the images. Who trains on a pool sends every sample once, so that its rounds are known beforehand: rates fall
+along a cosine, and it ends at the last target or after all rounds. Rounds in which clients learn alone before the first
+upload (`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -186,7 +188,10 @@ def _rounds(study: Study, method: Method, parts: int) -> int:
 
 
 def _trained(study: Study, method: Method, target: float, **values: Any) -> list[RoundRecord]:
-    """One training, part after part until it is at the target, beyond the budget, or no longer a number."""
+    """One training, part after part until it is at the target, beyond the budget, or no longer a number; with a pool,
+    which has an end, in one go and with rates that fall towards it."""
+    if method.pooled:
+        return study.run(rounds=_rounds(study, method, PARTS), schedule="cosine", **values)
     records: list[RoundRecord] = []
     budget = BUDGET * sized(study.dataset)
     for parts in range(1, PARTS + 1):
