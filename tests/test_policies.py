@@ -25,7 +25,8 @@ from splitcast.model import build
 from splitcast.run.loop import make_simulator, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
-from splitcast.studies.learn import _judged, gamma_weight
+from splitcast.studies.learn import _judged
+from splitcast.studies.weights import gamma_weight
 from splitcast.training.task import Classification
 from test_cli import refused
 from test_run import unchained
@@ -225,7 +226,7 @@ def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
 def test_gamma_is_measured_once_and_kept_with_the_run(tmp_path, monkeypatch):
     config = with_values(QUICK, policy="greedy", gamma_draws=2, rounds=4, checkpoint_every=1)
     whole = train(config, tmp_path / "a")
-    gamma = RunFolder(tmp_path / "a").gamma()
+    gamma = RunFolder(tmp_path / "a").measured("gamma")
     assert len(gamma) == 4 and all(g > 0 for g in gamma) and list(gamma) == sorted(gamma)
     (tmp_path / "a" / "summary.json").unlink()
     monkeypatch.setattr("splitcast.run.loop.estimate_gamma", None)  # must not be asked again

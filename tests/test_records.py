@@ -90,7 +90,7 @@ def write_lines(folder, content):
 
 def read_all(folder):
     """Everything a resume reads."""
-    folder.config(), folder.gamma()
+    folder.config(), folder.measured("gamma")
     if folder.checkpoint_file.exists():
         folder.rewind(folder.restore("these").round)
     folder.rounds()
@@ -491,6 +491,7 @@ HOSTILE = {
     "metrics": [None, {"rank": None}, {"rank": "8"}, {"rank": True}, {"\ud800": 1.0}],
     "wall_s": [1.0, {"up": None}],
     "failures": ["x", {"site": 1}, {"site": None}],
+    "uplink": [1, ["int8"], "x" * 1001, "\ud800"],
 }
 
 
@@ -546,7 +547,7 @@ def test_no_content_makes_reading_fail_in_another_way(name, edits):
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = write_run(Path(place) / "run")
-        folder.save_gamma([1.0, 2.0])
+        folder.save_measured("gamma", [1.0, 2.0])
         file = folder.path / name
         before, content = everything(folder), file.read_bytes()
         for where, new, gone in edits:
@@ -567,7 +568,7 @@ def everything(folder):
     """All that can be read, to be compared."""
     found = folder.restore("these")
     kept = {name: (value.dtype, value.tolist()) for name, value in found.tensors.items()}
-    return folder.config(), folder.gamma(), folder.rounds(), kept, found.about, found.round, folder.summary()
+    return folder.config(), folder.measured("gamma"), folder.rounds(), kept, found.about, found.round, folder.summary()
 
 
 json_values = st.recursive(

@@ -54,7 +54,7 @@ class Folders(Subject):
         with suppress(_Stop):
             train(config, made, on_round=watch)
         run = RunFolder(made)
-        reads = {"config": run.config(), "rounds": run.rounds(), "gamma": run.gamma()}
+        reads = {"config": run.config(), "rounds": run.rounds(), "gamma": run.measured("gamma")}
         if state == "finished":
             reads["summary"] = run.summary()
         expect(not verify(made), f"a run as it was left has problems: {verify(made)}")

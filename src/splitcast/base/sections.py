@@ -531,6 +531,15 @@ class PolicyConfig:
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0
     """Measure Gamma(phi(v)) at the start, from so many mini-batches per client, instead of taking `gamma`."""
+    uplink_choices: Names = ()
+    """Formats of smashed data (see `uplink_codec`) of which every round has the one that costs least at its cut, as in
+    transform:80B,transform:150B,int8. Default: always `uplink_codec`."""
+    error_weight: NonNegative = 1.0
+    """Seconds that the relative squared error of a format costs a round, per unit, where there are several."""
+    error_draws: Count = 4
+    """Measure these errors at the start, from so many mini-batches per client."""
+    uplink_errors: Numbers = ()
+    """Errors of `uplink_choices`: one of each, or of each at every cut, instead of measuring them."""
 
 
 @section

@@ -47,6 +47,7 @@ def run_plan(
         + (f", at most {net.energy_cap_j:g} J per client and round" if net.energy_cap_j else ""),
         Columns(cut_tables(made, config)),
         *([privacy_table(made)] if net.leakage else []),
+        *([format_table(made)] if config.policy.uplink_choices else []),
         *(f"ruled out: cut {row.cut}, {why}" for row in made.pairs for why in _reasons(row, config)),
         title_of(made, config),
         Columns(client_tables(made)),
@@ -118,7 +119,7 @@ def title_of(made: Plan, config: Config) -> str:
 
 
 def _cut(row: CutPlan, config: Config) -> str:
-    sent = f", {row.codec} up" if config.network.leakage else ""
+    sent = f", {row.codec} up" if config.network.leakage or config.policy.uplink_choices else ""
     return "whole model on the client" if config.split.scheme == "fl" else f"cut {row.cut}{sent}"
 
 
@@ -146,6 +147,17 @@ def privacy_table(made: Plan) -> Table:
         name, style = _marked(row.cut, row, made)
         measured = ("", "never attacked") if row.ssim is None else (f"{row.ssim:.3f}", row.attack)
         table.add_row(name, row.codec, f"{row.privacy:.3g}", *measured, f"{row.objective:.3f}", style=style)
+    return table
+
+
+def format_table(made: Plan) -> Table:
+    """Every cut in every format to choose from."""
+    table = _table("formats", "cut", "format", "Mbit up", "mean s", "cost")
+    for row in sorted(made.pairs, key=lambda row: row.cut):
+        name, style = _marked(row.cut, row, made)
+        table.add_row(
+            name, row.codec, f"{row.up_bits / 1e6:,.2f}", f"{row.latency_s:.3f}", f"{row.objective:.3f}", style=style
+        )
     return table
 
 

@@ -26,8 +26,8 @@ def gamma_per_cut(given: Sequence[float], fraction: Sequence[float]) -> Array:
     return np.asarray(given or fraction, dtype=np.float64)
 
 
-def weight_of_gamma(gamma: Sequence[float], rounds: Sequence[float], latency_s: float) -> float:
-    """w of P1 from trainings: what a unit of Γ costs in seconds per round.
+def weight_of_gamma(gamma: Sequence[float], rounds: Sequence[float], latency_s: float, name: str = "gamma") -> float:
+    """w of P1 from trainings: what a unit of Γ costs in seconds per round; or of something else with this name.
 
     Trainings at cuts with these Γ needed so many rounds to the same accuracy. With the least squares line
     rounds ≈ T0 + r Γ and rounds of l̄ seconds, a training at Γ takes r Γ l̄ seconds more than one without, over its T0
@@ -38,9 +38,9 @@ def weight_of_gamma(gamma: Sequence[float], rounds: Sequence[float], latency_s: 
     """
     if len(gamma) != len(rounds) or len(set(gamma)) < 2:
         raise SplitcastError(
-            f"gamma: {len(gamma)} values for {len(rounds)} trainings; at least two that differ are needed"
+            f"{name}: {len(gamma)} values for {len(rounds)} trainings; at least two that differ are needed"
         )
     slope, start = np.polyfit(np.asarray(gamma, dtype=np.float64), np.asarray(rounds, dtype=np.float64), 1)
     if start <= 0:
-        raise SplitcastError("rounds: fall too steeply with gamma; measure at more cuts")
+        raise SplitcastError(f"rounds: rise too steeply with {name}; measure with more trainings")
     return round(max(0.0, float(slope / start)) * latency_s, 12)

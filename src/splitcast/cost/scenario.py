@@ -1,13 +1,13 @@
 """A scheme and a model in a cell: what a round of each placement sends, computes and takes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splitcast.base.config import Config, NetworkConfig
+from splitcast.base.config import Config, NetworkConfig, with_values
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.cost.cell import Array, Cell, cell
 from splitcast.cost.channel import Channel, channel
@@ -71,6 +71,11 @@ class Scenario:
             state = self.channel.state(t) if isinstance(self.channel, Varying) else 0
             met.append(Conditions(gains, self.load.at(t) if self.load else np.ones_like(gains), np.array(state)))
         return Conditions.join(met, stack=True)
+
+    def sending(self, uplink: str, scheme: Scheme | None = None) -> "Scenario":
+        """The same with smashed data in another format, of which this is the scheme, if there is one."""
+        config = with_values(self.config, uplink_codec=uplink, uplink_choices=())
+        return replace(self, config=config, scheme=scheme or make_scheme(config))
 
     def place(self, cut: int) -> Placement:
         """The placement that a user's cut means."""

@@ -53,7 +53,8 @@ def energies(scenario: Scenario, met: Conditions) -> Array:
 
 def bargained(world: CutCosts, known: EpisodeCosts) -> Array:
     """The position of the cut of every round, (T,)."""
-    joules = energies(world.scenario, known.met)
+    each = np.stack([energies(scenario, known.met) for scenario in world.formats.scenarios], axis=1)  # (T, F, C)
+    joules = np.take_along_axis(each, known.format[:, None], 1)[:, 0]
     seconds = known.cost - world.weighted_gamma
     lost = -np.array([client_fraction(world.scenario.model, placement) for placement in world.placements])
     players = zip(seconds, joules, strict=True)

@@ -1,7 +1,8 @@
 """What every cut, and every move of the cut, costs under any channel: the numbers that cut selection works on.
 
-A round at cut v costs w Γ(φ(v)) + l_t(v), and where joules have a price, that of all clients' joules; moving there
-from cut u before it costs further seconds. Both come from the clock, for all cuts and all channel draws in one
+A round at cut v costs w Γ(φ(v)) + l_t(v), and where joules have a price, that of all clients' joules; where there are
+formats to choose from (`cutting.formats`), in the one that costs least. Moving there from cut u before it costs further
+seconds. Both come from the clock, for all cuts and all channel draws in one
 batched call, as if all clients took part; a training knows who does.
 """
 
@@ -27,6 +28,7 @@ from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.cost.varying import Varying, sampled
+from splitcast.cutting.formats import Formats
 from splitcast.engine.dry import client_values
 from splitcast.engine.links import CountingLink
 from splitcast.schemes.messages import Ledger
@@ -48,6 +50,8 @@ class EpisodeCosts:
     """w Γ(φ(v)) + l_t(v), (..., T, C)"""
     move_s: Array
     """Seconds of moving [from, to] before the round, (..., T, C, C); 0 throughout where moves are not charged."""
+    format: NDArray[np.int64]
+    """Position of the format that costs least at every cut (`cutting.formats`), (..., T, C)"""
 
     @property
     def gains(self) -> Array:
@@ -55,7 +59,7 @@ class EpisodeCosts:
         return self.met.gains
 
     def __getitem__(self, episode: int) -> "EpisodeCosts":
-        return EpisodeCosts(self.met[episode], self.cost[episode], self.move_s[episode])
+        return EpisodeCosts(self.met[episode], self.cost[episode], self.move_s[episode], self.format[episode])
 
 
 class CutCosts:
@@ -68,8 +72,9 @@ class CutCosts:
         net, model = scenario.config.network, scenario.model
         self.scenario, self.charge_moves = scenario, charge_moves
         self.cuts = tuple(placement.cut for placement in self.placements)
-        self.legal: NDArray[np.bool_] = np.array(scenario.legal(self.placements))
-        """(C,): allowed by privacy, modelled and measured (`Scenario.legal`)"""
+        self.formats = Formats.of(scenario, self.placements)
+        self.legal: NDArray[np.bool_] = np.asarray(self.formats.legal.any(0))
+        """(C,): allowed by privacy, modelled and measured, in one of the formats"""
         self._fraction = np.array([client_fraction(model, placement) for placement in self.placements])
         self.weighted_gamma = net.gamma_weight * gamma_per_cut(net.gamma, self._fraction.tolist())
 
@@ -91,24 +96,28 @@ class CutCosts:
     def costs(self, gains: Array | Conditions) -> EpisodeCosts:
         """Costs of rounds 1..T with given gains or conditions (..., T, N)."""
         met = Conditions.of(gains)
-        lead, count = met.shape, len(self.cuts)
+        lead, count, formats = met.shape, len(self.cuts), len(self.formats.names)
         flat = met.flat()
         rounds = np.broadcast_to(np.arange(1, lead[-1] + 1), lead).ravel()
-        seconds, down, up = (np.zeros((flat.state.size, *n)) for n in ((count,), (), ()))
-        step = max(1, _CLIENT_DRAWS // (self.clients * count))
+        seconds, down, up = (np.zeros((flat.state.size, *n)) for n in ((formats, count), (), ()))
+        step = max(1, _CLIENT_DRAWS // (self.clients * count * formats))
         whole = self._whole_model()
-        for these, stages in self.scenario.rhythms(self.placements, lead[-1]):
-            who = np.flatnonzero(these[rounds - 1])
+        rhythms = (each.rhythms(self.placements, lead[-1]) for each in self.formats.scenarios)
+        for alike in zip(*rhythms, strict=True):  # rounds of a kind are the same ones in every format
+            stages = [stages for _, of_format in alike for stages in of_format]
+            who = np.flatnonzero(alike[0][0][rounds - 1])
             for part in (who[at : at + step] for at in range(0, len(who), step)):
                 timed = self._seconds([*stages, *whole], flat[part])
-                seconds[part] = timed[:, :count]
+                seconds[part] = timed[:, : len(stages)].reshape(-1, formats, count)
                 if whole:
-                    down[part], up[part] = timed[:, count], timed[:, count + 1]
+                    down[part], up[part] = timed[:, len(stages)], timed[:, len(stages) + 1]
         diverged = np.array([self._diverged(t) for t in range(1, lead[-1] + 1)])[rounds - 1]  # [draw, from]
         share = self._fraction[None, :] - self._fraction[:, None]  # [from, to]
         move = down[:, None, None] * share.clip(min=0) + (up[:, None] * diverged)[..., None] * (-share).clip(min=0)
-        cost = round_cost(self.weighted_gamma, seconds, weight=1.0)
-        return EpisodeCosts(met, cost.reshape(*lead, count), move.reshape(*lead, count, count) * self.charge_moves)
+        least, which = self.formats.best(seconds)
+        cost = round_cost(self.weighted_gamma, least, weight=1.0).reshape(*lead, count)
+        move = move.reshape(*lead, count, count) * self.charge_moves
+        return EpisodeCosts(met, cost, move, which.reshape(*lead, count))
 
     def _seconds(self, rounds: Sequence[Sequence[Stage]], met: Conditions) -> Array:
         return round_prices(rounds, self.scenario.cell, met, self.scenario.allocator)
@@ -137,10 +146,11 @@ class CutCosts:
         """The rounds that a training with this configuration meets, each with those who take part in it."""
         known, train = self.costs(self.scenario.conditions(range(1, rounds + 1))), self.scenario.config.train
         for t in range(1, rounds + 1) if train.participation < 1 or train.dropout or train.deadline_s else ():
-            who = [taking_part(self.scenario, placement, t).tolist() for placement in self.placements]
-            stages = [self.scenario.stages(place, t, some) for place, some in zip(self.placements, who, strict=True)]
-            seconds = self._seconds(stages, known.met[t - 1 : t])
-            known.cost[t - 1] = round_cost(self.weighted_gamma, seconds, weight=1.0)[0]
+            pairs = [(each, place) for each in self.formats.scenarios for place in self.placements]
+            stages = [each.stages(place, t, taking_part(each, place, t).tolist()) for each, place in pairs]
+            seconds = self._seconds(stages, known.met[t - 1 : t]).reshape(-1, *self.formats.legal.shape)
+            least, known.format[t - 1] = (found[0] for found in self.formats.best(seconds))
+            known.cost[t - 1] = round_cost(self.weighted_gamma, least, weight=1.0)
         return known
 
     def draw(self, rng: np.random.Generator, episodes: int, rounds: int, first: int | None = None) -> Conditions:
@@ -190,5 +200,7 @@ class CutCosts:
             train.append(config.train.optimizer_state)
         if config.train.recompute:
             train.append("recompute")
+        if config.policy.uplink_choices:
+            train += [config.policy.uplink_choices, self.formats.price_s.tolist()]
         text = json.dumps([*parts, train, self.clients, config.data.dataset, self.charge_moves])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

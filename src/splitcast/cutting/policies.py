@@ -12,6 +12,9 @@
 | bargain        | Kalai-Smorodinsky between seconds, joules and privacy of the round (`cutting.bargain`)           |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
 | module:function | a function of yours                                                                           |
+
+Where there are formats of smashed data to choose from, a cut stands for the pair of it and the format that costs least
+there (`cutting.formats`).
 """
 
 import re
@@ -26,6 +29,7 @@ from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.registry import Registry
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
+from splitcast.cost.scenario import Scenario
 from splitcast.cutting.bargain import bargained
 from splitcast.cutting.costs import CHOICE, CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent
@@ -190,10 +194,17 @@ class CutSelector:
             raise SplitcastError(f"policy: {self.name} chose cut {chosen!r} in round {t}; legal are {list(self.legal)}")
         return self.world.placements[self.world.cuts.index(int(chosen))]
 
-    def cost(self, cut: int, latency_s: float, joules: float = 0.0) -> float:
-        """w Γ + l_t of a recorded round, and the price of its joules."""
-        gamma = float(self.world.weighted_gamma[self.world.cuts.index(cut)])
-        return gamma + latency_s + self.world.seconds_per_j * joules
+    def format(self, t: int, placement: Placement) -> tuple[str, Scenario]:
+        """The format of smashed data that costs least in round ``t`` there, empty where there is no choice; and the
+        scenario with it."""
+        at, formats = self.known.format[t - 1, self.world.placements.index(placement)], self.world.formats
+        return formats.names[at], formats.scenarios[at]
+
+    def cost(self, cut: int, latency_s: float, joules: float = 0.0, uplink: str = "") -> float:
+        """w Γ + l_t of a recorded round, and the price of its joules and of the error of its format."""
+        at, formats = self.world.cuts.index(cut), self.world.formats
+        error = float(formats.price_s[formats.names.index(uplink), at])
+        return float(self.world.weighted_gamma[at]) + latency_s + self.world.seconds_per_j * joules + error
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from splitcast.engine.dry import client_values, dry_round
 from splitcast.model.split import SplitModel
 from splitcast.remote.wire import MODEL
 from splitcast.run.loop import first_placement
+from splitcast.schemes.choices import schemes_by_format
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.task import make_task
@@ -16,7 +17,8 @@ ENVELOPE = 4096
 
 
 def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[int, int]:
-    """Bytes of the largest client half, and of what one local step sends in one direction, at any cut of the run."""
+    """Bytes of the largest client half, and of what one local step sends in one direction, at any cut and in
+    any format of the run."""
     scheme = make_scheme(config)
     optimiser = make_optimiser(config.train, exact=scheme.sync.exact)
     task, model = make_task(config.model.task, classes), scheme.fitted(model)
@@ -25,12 +27,13 @@ def largest_messages(config: Config, model: SplitModel, classes: int) -> tuple[i
     every = [scheme.place(cut, model.depth) for cut in scheme.cuts(model.depth)]
     for placement in every if open_ else [*first_placement(config, model).kinds]:
         half = max(half, 4 * client_values(model, placement, optimiser))
-        ledger = dry_round(
-            scheme.at(placement), model, task, placement, optimiser, 1, [0], batch=config.train.batch, steps=1
-        )
-        for direction in ("up", "down"):
-            sent = (m.of(0) for m in ledger.messages if m.direction == direction and m.kind != MODEL)
-            step = max(step, sum(sent))
+        for each in schemes_by_format(config).values() or [scheme]:
+            ledger = dry_round(
+                each.at(placement), model, task, placement, optimiser, 1, [0], batch=config.train.batch, steps=1
+            )
+            for direction in ("up", "down"):
+                sent = (m.of(0) for m in ledger.messages if m.direction == direction and m.kind != MODEL)
+                step = max(step, sum(sent))
     return half, step
 
 

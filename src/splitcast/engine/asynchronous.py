@@ -203,6 +203,8 @@ def refuse_waiting(sim: Simulator, clients: int) -> None:
         raise SplitcastError("wait_for: needs one cut for all clients")
     if sim.config.policy.policy != "fixed":
         raise SplitcastError(f"wait_for: policy {sim.config.policy.policy!r} moves the cut of all at once; use fixed")
+    if sim.config.policy.uplink_choices:
+        raise SplitcastError("wait_for: rounds overlap, and each has one format; give uplink_codec, not uplink_choices")
     if sim.identical:
         raise SplitcastError("wait_for: client_update 'identical' has one step for all; use own")
     if train.participation < 1 or train.dropout:

@@ -68,6 +68,10 @@ class Engine(Protocol):
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
         ...
 
+    def send_as(self, uplink: str) -> None:
+        """Smashed data travel in this format from now on, one of those that the configuration lets choose from."""
+        ...
+
     def round(self, t: int, ledger: Ledger | None = None, who: Any = None) -> RoundReport:
         """Run round ``t``, counted from 1, with these clients; by default with those that the configuration draws."""
         ...

@@ -27,6 +27,7 @@ from splitcast.engine.mixed import AnyState, MixedState, start
 from splitcast.engine.party import Kit
 from splitcast.engine.state import SHARES, State, check_sides, started
 from splitcast.model.split import Params, SplitModel
+from splitcast.schemes.choices import schemes_by_format
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme, placed
@@ -81,7 +82,7 @@ class Simulator:
         *,
         placement: Placed | None = None,
     ) -> None:
-        self._scheme = make_scheme(config)
+        self._scheme, self._formats = make_scheme(config), schemes_by_format(config)
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.task = config, config.train, model, task
         self.runtime = Runtime.of(config.train)
@@ -150,6 +151,10 @@ class Simulator:
         if charge:
             everyone, link = range(len(self.sizes)), CountingLink(ledger)
             self._scheme.moved(link, down, up, everyone)
+
+    def send_as(self, uplink: str) -> None:
+        """Smashed data travel in this format from now on."""
+        self._scheme = self._formats[uplink]
 
     def round(self, t: int, ledger: Ledger | None = None, who: np.ndarray | None = None) -> RoundReport:
         """Run round ``t``, counted from 1, with these clients; by default with those that the configuration draws."""

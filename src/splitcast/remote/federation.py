@@ -14,6 +14,7 @@ from torch import Tensor
 from splitcast.base.config import Config, to_toml
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import torch_seed
+from splitcast.cutting.formats import measures
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink
@@ -27,6 +28,7 @@ from splitcast.remote.link import ServerLink
 from splitcast.remote.mixed import AnyHalves, MixedHalves
 from splitcast.remote.sites import Limits, NoSites, Sites, Transport
 from splitcast.remote.wire import integer
+from splitcast.schemes.choices import schemes_by_format
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.schemes.schemes import make_scheme, placed
@@ -55,7 +57,7 @@ class Federation:
     ) -> None:
         """``names`` are the sites in the order of the client numbers; those in ``absent`` cannot be called."""
         refuse_what_cannot_travel(config, len(names))
-        self._scheme = make_scheme(config)
+        self._scheme, self._formats, self._uplink = make_scheme(config), schemes_by_format(config), ""
         model = self._scheme.fitted(model)
         self.config, self.train, self.model, self.classes = config, config.train, model, classes
         self.task: Task = make_task(config.model.task, classes)
@@ -105,6 +107,9 @@ class Federation:
             link = CountingLink(ledger) if charge else None
             self.halves.move(placement, self._scheme, self.optimiser, link, travels=self._scheme.clients_keep_halves)
 
+    def send_as(self, uplink: str) -> None:
+        self._scheme, self._uplink = self._formats[uplink], uplink
+
     def round(self, t: int, ledger: Ledger | None = None, who: np.ndarray | None = None) -> RoundReport:
         ledger = ledger or Ledger()
         self.optimiser.begin(t)
@@ -140,7 +145,7 @@ class Federation:
         """The program of a round, with these sites."""
         one = self._scheme.one_server
         cohort = RemoteCohort(self.kit, self.halves, t, ids, self.train, ledger, one_server=one)
-        link = ServerLink(self.sites, ledger, self.train.seed)
+        link = ServerLink(self.sites, ledger, self.train.seed, self._uplink)
         with self.kit.runtime.fork_rng():
             torch.manual_seed(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, None, link)
@@ -222,5 +227,7 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
     if config.policy.gamma_draws:
         raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
+    if measures(config.policy):
+        raise SplitcastError("uplink_choices: measuring their errors needs all data in one place; give uplink_errors")
     if config.data.clients != sites:
         raise SplitcastError(f"clients: {config.data.clients}, but the deployment has {sites} sites; make them equal")

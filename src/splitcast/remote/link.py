@@ -73,9 +73,10 @@ class _Arrived:
 class ServerLink(RoundingLink):
     """Packs, sends, receives, checks, counts."""
 
-    def __init__(self, sites: Sites, ledger: Ledger, seed: int) -> None:
+    def __init__(self, sites: Sites, ledger: Ledger, seed: int, uplink: str = "") -> None:
+        """``uplink`` is the format of smashed data in this round, where it changes."""
         super().__init__(ledger, seed)
-        self.sites = sites
+        self.sites, self.uplink = sites, uplink
         self._outbox: dict[int, list[Packed]] = {}
         self._awaited: list[Awaited] = []
 
@@ -135,6 +136,7 @@ class ServerLink(RoundingLink):
         place: dict[str, Any] = {"round_": who.round, "turn": who.turn}
         if not who.begun:
             place["cut"] = who.halves.state.placement.cut
+            place |= {"uplink": self.uplink} if self.uplink else {}
         asked = {n: place | {"messages": self._outbox.pop(n, [])} for n in who.ids}
         who.begun, who.turn, who.waits = True, who.turn + 1, bool(awaited) and not weights
         came = self.sites.ask(method, asked, "upload" if awaited or weights else part, read)

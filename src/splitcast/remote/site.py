@@ -35,6 +35,7 @@ from splitcast.remote.wire import (
     unpack_change,
     unpack_weights,
 )
+from splitcast.schemes.choices import schemes_by_format
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.defence import Defence
 from splitcast.training.differences import Differences
@@ -126,7 +127,7 @@ class Site:
         if tuple(x.shape[1:]) != shape:  # before a model of that size is made
             raise Refused(f"data: samples here are {tuple(x.shape[1:])}, the model takes {shape}")
         augment = find_augment(made.data.augment)
-        scheme, runtime = make_scheme(made), Runtime.of(made.train)
+        scheme, formats, runtime = make_scheme(made), schemes_by_format(made), Runtime.of(made.train)
         optimiser = make_optimiser(made.train, scheme.rates[0], exact=scheme.sync.exact)
         model = scheme.fitted(make_model(made, shape, classes, x.dtype))
         if text(fingerprint, "fingerprint") not in ("", model.fingerprint()):  # frozen weights never travel
@@ -141,6 +142,7 @@ class Site:
         self.leave()  # nothing is refused from here on, and so far nothing has changed
         self.client, self.x, self.y, self.model, self.scheme, self.runtime = client, x, y, model, scheme, runtime
         self.optimiser, self.kit, self.like, self.placement, self.store = optimiser, kit, like, placement, store
+        self.formats = formats
         self.weights, self.holds, self.differences = like.only(lambda name: False), False, Differences()
         self._adopted = 0
         self.config, self.augment, self.joined = made, augment, True
@@ -190,14 +192,18 @@ class Site:
         self.store.save(self.weights, self.placement, integer(round_, "round", 1, LAST_ROUND))
 
     @published
-    def begin(self, call: Any, cut: Any, round_: Any, turn: Any, messages: Any) -> Answer:
-        """Run the program of a round until it waits for more than these messages."""
+    def begin(self, call: Any, cut: Any, round_: Any, turn: Any, messages: Any, uplink: Any = "") -> Answer:
+        """Run the program of a round until it waits for more than these messages; ``uplink``: with smashed data in this
+        format, where the configuration has several."""
         self._expect_weights()
         self._expect(cut)
         round_ = integer(round_, "round", 1, LAST_ROUND)
+        if (asked := text(uplink, "uplink")) not in (self.formats or ("",)):
+            raise Refused(f"uplink: {shown(asked)} is none of the formats of this run")
         if self._dialogue is not None and (round_, turn) == self._answered[:2]:
             return self._answered[2]
         self.leave()
+        self.scheme = self.formats.get(asked, self.scheme)
         self.optimiser.begin(round_)
         self.group = Group([self.client], torch.ones(1, device="cpu"), [slice(0, 1)], keep=True, round=round_)
         self.cohort, self._before = SiteCohort(self, self.group), self.weights.clone()

@@ -64,6 +64,8 @@ class RoundRecord:
     """on real sites: measured seconds of the round's parts (upload, server, download, client)"""
     failures: dict[str, str] | None = None
     """on real sites: those that failed in this round, and why"""
+    uplink: str | None = None
+    """format of smashed data, where it is chosen anew in every round"""
 
     @property
     def bytes(self) -> int:
@@ -302,6 +304,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "metrics": table(number),
     "wall_s": optional(table(number)),
     "failures": optional(table(text)),
+    "uplink": optional(text),
     **dict.fromkeys(OLD, maybe_number),
 }
 _FIELDS = [field.name for field in fields(RoundRecord)]

@@ -20,12 +20,14 @@ from torch import nn
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, leaves, to_toml, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.base.formats import codec
 from splitcast.base.seeds import stream
 from splitcast.cost.deadline import taking_part
 from splitcast.cost.memory import client_memory, refuse_large
 from splitcast.cost.pace import EqualShares
 from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.costs import CutCosts
+from splitcast.cutting.formats import measures
 from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
 from splitcast.engine.asynchronous import AsyncSimulator
@@ -42,6 +44,7 @@ from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.theory import estimate_gamma
+from splitcast.theory.distortion import relative_errors
 from splitcast.training.measure import Measure
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.placement import Placed, Placement
@@ -147,21 +150,26 @@ def _train(
     elif folder:
         folder.create(config)
         if selector and config.policy.gamma_draws:
-            folder.save_gamma(selector.world.scenario.config.network.gamma)
+            folder.save_measured("gamma", selector.world.scenario.config.network.gamma)
+        if selector and measures(config.policy):
+            folder.save_measured("errors", selector.world.scenario.config.policy.uplink_errors)
     spent = 0.0
     if selector:
         for record in records:  # one by one, as below: a resumed run must get the same bits
-            spent += selector.cost(record.cut, record.latency_s, record.metrics.get("energy_j", 0.0))
+            spent += spent_on(record, selector)
 
     started = time.perf_counter()
     while not ended(config, records, judged):
-        t, ledger = len(records) + 1, Ledger()
+        t, ledger, scenario, uplink = len(records) + 1, Ledger(), clock.scenario, ""
         if selector:
             now = engine.state.placement
             assert isinstance(now, Placement)
             placement = selector.choose(t, now if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
-        drawn = taking_part(clock.scenario, engine.state.placement, t) if config.train.deadline_s else None
+            uplink, scenario = selector.format(t, placement)
+            if uplink:
+                engine.send_as(uplink)
+        drawn = taking_part(scenario, engine.state.placement, t) if config.train.deadline_s else None
         report = engine.round(t, ledger, drawn)
         if not math.isfinite(report.loss):
             raise SplitcastError(
@@ -171,10 +179,9 @@ def _train(
         if t == config.train.rounds or t % config.train.eval_every == 0:
             tested = _tested(config, engine, dataset, judged, last=t == config.train.rounds)
             own_tests = evaluate_clients(config, engine, judged)
-        records.append(recorded(t, engine, report, clock, tested, own_tests))
+        records.append(replace(recorded(t, engine, report, clock, tested, own_tests), uplink=uplink or None))
         if selector:
-            last = records[-1]
-            spent += selector.cost(last.cut, last.latency_s, last.metrics.get("energy_j", 0.0))
+            spent += spent_on(records[-1], selector)
         if folder:
             folder.append(records[-1])
             if t % config.train.checkpoint_every == 0 or ended(config, records, judged):
@@ -192,6 +199,11 @@ def _train(
     if folder:
         folder.finish(summary)
     return Result(records, summary, engine)
+
+
+def spent_on(record: RoundRecord, selector: CutSelector) -> float:
+    """What a recorded round cost."""
+    return selector.cost(record.cut, record.latency_s, record.metrics.get("energy_j", 0.0), record.uplink or "")
 
 
 def most_memory(config: Config, engine: Engine) -> int:
@@ -355,7 +367,10 @@ def resolved(config: Config) -> Config:
         return config
     scheme = make_scheme(config)
     held = scheme.place(cut, sys.maxsize) if len(cuts) == 1 else placed(config, scheme, sys.maxsize)
-    return with_values(config, **scheme.at(held).settings())
+    settings = scheme.at(held).settings()
+    if config.policy.uplink_choices:  # chosen anew in every round
+        settings.pop("uplink_codec", None)
+    return with_values(config, **settings)
 
 
 def chosen(config: Config) -> dict[str, Any]:
@@ -377,7 +392,7 @@ def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Pla
 def make_clock(config: Config, engine: Engine) -> RoundClock:
     """The cell in which the engine's rounds take time."""
     scenario = Scenario.of(config, engine.model, engine.task)
-    if fixed_cut(config.policy.policy, config.split.cuts[0]) is None:
+    if config.policy.uplink_choices or fixed_cut(config.policy.policy, config.split.cuts[0]) is None:
         scenario.channel.at(config.train.rounds)
     else:
         scenario.check(engine.state.placement, config.train.rounds)
@@ -387,11 +402,11 @@ def make_clock(config: Config, engine: Engine) -> RoundClock:
 def make_selector(
     config: Config, engine: Engine, clock: RoundClock, dataset: Dataset, folder: RunFolder | None = None
 ) -> CutSelector | None:
-    """Who chooses the cut of every round; None if it is fixed. A folder may hold a Gamma that was measured before."""
+    """Who chooses cut and format of every round; None if both are fixed. A folder may hold what was measured before."""
     choice = config.policy
     if choice.gamma_draws and config.network.gamma:
         raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but gamma is given; leave one of them out")
-    if fixed_cut(choice.policy, config.split.cuts[0]) is not None:
+    if fixed_cut(choice.policy, config.split.cuts[0]) is not None and not choice.uplink_choices:
         return None
     scenario = clock.scenario
     if scenario.scheme.fixed_cut:
@@ -399,8 +414,14 @@ def make_selector(
     if choice.gamma_draws:
         if not isinstance(engine, Simulator):
             raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
-        gamma = folder.gamma() if folder else ()
-        scenario = replace(scenario, config=with_values(config, gamma=gamma or measure_gamma(config, engine, dataset)))
+        gamma = folder.measured("gamma") if folder else ()
+        config = with_values(config, gamma=gamma or measure_gamma(config, engine, dataset))
+    if measures(choice):
+        if not isinstance(engine, Simulator):
+            raise SplitcastError("uplink_choices: measuring their errors needs all data here; give uplink_errors")
+        errors = folder.measured("errors") if folder else ()
+        config = with_values(config, uplink_errors=errors or measure_errors(config, engine, dataset))
+    scenario = replace(scenario, config=config)
     world = CutCosts(scenario, charge_moves=choice.charge_migration)
     return CutSelector.of(world, choice.policy, config.train.rounds, config.split.cuts[0])
 
@@ -421,3 +442,22 @@ def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tup
         [scheme.at(scheme.place(cut, model.depth)) for cut in model.cuts],
     )
     return found.fitted
+
+
+def measure_errors(config: Config, simulator: Simulator, dataset: Dataset) -> tuple[float, ...]:
+    """e(v, f) of every format and cut at the initial weights (`theory.distortion`), format by format."""
+    model, scheme = simulator.model, make_scheme(config)
+    places = dict.fromkeys(scheme.place(cut, model.depth) for cut in scheme.cuts(model.depth))
+    found = relative_errors(
+        model,
+        simulator.initial().everything(),
+        simulator.x,
+        make_parts(config, dataset),
+        config.train.batch,
+        config.policy.error_draws,
+        config.train.seed,
+        [place.segments[0].stop for place in places],
+        [codec(name, "uplink_choices") for name in config.policy.uplink_choices],
+        simulator.kit.defence,
+    )
+    return tuple(found.ravel().tolist())

@@ -39,6 +39,7 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
         "cut": records[-1].cut,
         **({"cuts": list(config.split.cuts)} if len(config.split.cuts) > 1 else {}),
         "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
+        **_per_uplink(records),
         "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
         "rounds": len(records),
         "accuracy": last.test_accuracy,
@@ -61,6 +62,12 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
         "threads": torch.get_num_threads(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def _per_uplink(records: Sequence[RoundRecord]) -> dict[str, dict[str, int]]:
+    """How many rounds had each format, where it was chosen."""
+    counts = Counter(r.uplink for r in records if r.uplink)
+    return {"rounds_per_uplink": dict(sorted(counts.items()))} if counts else {}
 
 
 def _outage(config: Config, records: Sequence[RoundRecord]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
     run.json                 the run's identity, and the digest of config.toml
     config.toml              the configuration; a folder with this file holds a run
-    gamma.json               Gamma of every cut, if it was measured for the policy
+    gamma.json, errors.json  Gamma of every cut and errors of formats there, if they were measured for the policy
     rounds.jsonl             one line per round, chained; in a simulation no number in it depends on the machine's speed
     checkpoint.safetensors   all weights and optimiser state after some round, and the chain of that round
     summary.json             written when the run is complete
@@ -49,7 +49,6 @@ class RunFolder:
         self.rounds_file = path / "rounds.jsonl"
         self.checkpoint_file = path / "checkpoint.safetensors"
         self.summary_file = path / "summary.json"
-        self.gamma_file = path / "gamma.json"
         self._tail = RoundsReader(path)
         self._told = False
 
@@ -160,21 +159,22 @@ class RunFolder:
 
     # ---- what was measured before
 
-    def save_gamma(self, gamma: Sequence[float]) -> None:
-        """Keep what was measured, sealed, so that resuming need not do it again."""
-        content: dict[str, Any] = {"gamma": [float(value) for value in gamma]}
+    def save_measured(self, name: str, values: Sequence[float]) -> None:
+        """Keep what was measured (gamma, errors), sealed, so that resuming need not do it again."""
+        content: dict[str, Any] = {name: [float(value) for value in values]}
         if known := read_identity(self.path):
             content["run"] = known.run
             content["digest"] = _seal(content)
-        write_atomically(self.gamma_file, (json.dumps(content) + "\n").encode())
+        write_atomically(self.path / f"{name}.json", (json.dumps(content) + "\n").encode())
 
-    def gamma(self) -> tuple[float, ...]:
-        """What `save_gamma` kept; empty if nothing."""
-        if not self.gamma_file.exists():
+    def measured(self, name: str) -> tuple[float, ...]:
+        """What `save_measured` kept; empty if nothing."""
+        file = self.path / f"{name}.json"
+        if not file.exists():
             return ()
         try:
-            found = parsed(read_bounded(self.gamma_file, LINE_BYTES))
-            values, said = found["gamma"], found.pop("digest", None)
+            found = parsed(read_bounded(file, LINE_BYTES))
+            values, said = found[name], found.pop("digest", None)
             known = read_identity(self.path)
             if not isinstance(values, list) or len(values) > ENTRIES:
                 raise ValueError
@@ -182,7 +182,7 @@ class RunFolder:
                 raise ValueError
             return tuple(number(value) for value in values)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise SplitcastError(f"run: {self.gamma_file} is damaged; delete it to measure Gamma again") from None
+            raise SplitcastError(f"run: {file} is damaged; delete it to measure {name} again") from None
 
     # ---- rounds
 

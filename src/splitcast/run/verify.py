@@ -25,7 +25,7 @@ def verify(path: Path) -> list[str]:
     checks: list[Callable[[], list[str]]] = [
         lambda: _nothing(read_identity(path)),
         lambda: _nothing(folder.config()),
-        lambda: _nothing(folder.gamma()),
+        lambda: _nothing([folder.measured(name) for name in ("gamma", "errors")]),
         lambda: _rounds(folder),
         lambda: _checkpoint(folder),
         lambda: _nothing(folder.summary() if folder.summary_file.exists() else None),

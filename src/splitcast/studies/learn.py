@@ -1,30 +1,23 @@
 """Learn a cut policy for a scenario (Algorithm 1), and judge it on channels it has not seen."""
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splitcast.base.config import Config, LearnConfig, with_values
-from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import Array
-from splitcast.cost.objective import gamma_per_cut, weight_of_gamma
-from splitcast.cost.privacy import client_fraction
 from splitcast.cutting.costs import HELD_OUT, CutCosts
 from splitcast.cutting.ddqn import Agent, OnEpisodes, learn
 from splitcast.cutting.env import VectorCutEnv
-from splitcast.cutting.policies import CutSelector, fixed_cut, make_policy, rollout
-from splitcast.run.headline import headline
-from splitcast.run.loop import load_data, make_simulator, measure_gamma, with_clients
-from splitcast.run.records import RunFolder
+from splitcast.cutting.formats import measures
+from splitcast.cutting.policies import CutSelector, make_policy, rollout
+from splitcast.run.loop import load_data, make_simulator, measure_errors, measure_gamma, with_clients
 from splitcast.studies.plan import scenario_of
-from splitcast.studies.target import all_reach, spent, to_reach
 
 QUICK = {"episodes": 100, "explore_episodes": 40, "held_out": 10}
 """Settings of a policy that is learned in less than a minute."""
@@ -104,44 +97,16 @@ def learn_policy(config: Config, settings: LearnConfig, on_episodes: OnEpisodes 
 
 
 def make_cut_costs(config: Config) -> CutCosts:
-    """The world of a configuration, with Gamma measured if it says so."""
-    if config.policy.gamma_draws:
+    """The world of a configuration, with Gamma, and errors of formats, measured if it says so."""
+    if config.policy.gamma_draws or measures(config.policy):
         dataset = load_data(config)
         config = with_clients(config, dataset)
-        fixed = with_values(config, policy="fixed")
-        config = with_values(config, gamma=measure_gamma(config, make_simulator(fixed, dataset), dataset))
+        simulator = make_simulator(with_values(config, policy="fixed"), dataset)
+        if config.policy.gamma_draws:
+            config = with_values(config, gamma=measure_gamma(config, simulator, dataset))
+        if measures(config.policy):
+            config = with_values(config, uplink_errors=measure_errors(config, simulator, dataset))
     return CutCosts(scenario_of(config), charge_moves=config.policy.charge_migration)
-
-
-def gamma_weight(runs: Sequence[Path], target: float | None = None, gamma: Sequence[float] = ()) -> float:
-    """w of P1 in seconds (`weight_of_gamma`), from run folders of trainings that differ in their cut, and in the seed.
-
-    Rounds to the first test as good as ``target`` (default: the best round number that all reach), mean over the seeds
-    of a cut; l̄ is the mean over the runs of the seconds of a round until then. Γ of every cut is ``gamma``, else what
-    the runs are configured with.
-    """
-    folders = [RunFolder(path) for path in runs]
-    configs, records = [folder.config() for folder in folders], [folder.rounds() for folder in folders]
-    if len({repr(with_values(config, cut=1, policy="fixed", seed=0)) for config in configs}) != 1:
-        raise SplitcastError("runs: must be two or more that differ in cut and seed only")
-    judged = headline(configs[0], records[0])
-    goal = all_reach(records, judged) if target is None else target
-    scenario = scenario_of(with_values(configs[0], cut=1, policy="fixed"))
-    places = scenario.placements()
-    known = gamma_per_cut(
-        gamma or scenario.config.network.gamma, [client_fraction(scenario.model, place) for place in places]
-    )
-    at = {place.cut: float(value) for place, value in zip(places, known, strict=True)}
-    rounds, seconds = defaultdict[float, list[float]](list), list[float]()
-    for path, config, found in zip(runs, configs, records, strict=True):
-        cut = fixed_cut(config.policy.policy, config.split.cuts[0]) if len(config.split.cuts) == 1 else None
-        if cut not in at:
-            raise SplitcastError(f"runs: {path} has no fixed cut of 1..{len(at)} for all clients")
-        if (reach := to_reach(found, goal, judged)) is None:
-            raise SplitcastError(f"target: {path} never gets to {judged.goal(goal)} in {spent(found).rounds} rounds")
-        rounds[at[cut]].append(reach.rounds)
-        seconds.append(reach.seconds / reach.rounds)
-    return weight_of_gamma(list(rounds), [float(np.mean(each)) for each in rounds.values()], float(np.mean(seconds)))
 
 
 def judge(world: CutCosts, agent: Agent, rounds: int, episodes: int) -> list[Judged]:

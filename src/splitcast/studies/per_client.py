@@ -66,6 +66,7 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     """
     if draws < 1:
         raise SplitcastError(f"draws: {draws}; must be at least 1")
+    refuse_choices(config)
     if cap := config.network.energy_cap_j:
         raise SplitcastError(
             f"energy_cap_j: {cap:g}; must be 0 for cuts of each client, whose joules have a price at most"
@@ -165,6 +166,12 @@ class BatchPlan:
         return asdict(self)
 
 
+def refuse_choices(config: Config) -> None:
+    """For plans in which clients differ."""
+    if config.policy.uplink_choices:
+        raise SplitcastError("uplink_choices: a plan for every client needs one format; give uplink_codec instead")
+
+
 def plan_batches(config: Config, draws: int = 4, model: SplitModel | None = None) -> BatchPlan:
     """Regulated batches at the cut of ``config``, and mean rounds timed by its allocator, with them and without.
 
@@ -173,6 +180,7 @@ def plan_batches(config: Config, draws: int = 4, model: SplitModel | None = None
     """
     if draws < 1:
         raise SplitcastError(f"draws: {draws}; must be at least 1")
+    refuse_choices(config)
     most, deadline, count = config.train.batch, config.train.deadline_s, config.data.clients
     steps = config.train.local_steps
 

@@ -25,6 +25,7 @@ from splitcast.cost.privacy import client_fraction, privacy
 from splitcast.cost.scenario import Scenario, none_private
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
+from splitcast.cutting.formats import Formats
 from splitcast.data import NAMES
 from splitcast.model import make_model
 from splitcast.model.split import SplitModel
@@ -77,7 +78,7 @@ class CutPlan:
     """latency with equal shares of bandwidth and server"""
     gamma: float
     objective: float
-    """w * gamma + latency, and the price of the joules where they have one"""
+    """w * gamma + latency, and the price of the joules, and of the error of the format, where they have one"""
     codec: str = ""
     """of the smashed data"""
     ssim: float | None = None
@@ -116,7 +117,8 @@ class Plan:
     cuts: list[CutPlan]
     """every cut, with the format that is best for it"""
     pairs: list[CutPlan]
-    """every cut in every format: those that were measured, where privacy is, else the one that is asked for"""
+    """every cut in every format: those to choose from, or that were measured, where privacy is, else the one that is
+    asked for"""
     best: CutPlan
     shown_round: int
     clients: list[ClientPlan]
@@ -150,8 +152,14 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     scenario = scenario_of(config, model, classes)
     if isinstance(scenario.channel, Trace):
         draws = min(draws, len(scenario.channel.gains))
-    scenarios = [scenario, *_other_formats(scenario, model, classes)]
-    rows = [cut_plans(each, draws, good) for each, good in zip(scenarios, _allowed(scenarios), strict=True)]
+    if config.policy.uplink_choices:
+        formats = Formats.of(scenario, scenario.placements())
+        scenarios, prices = list(formats.scenarios), formats.price_s
+    else:
+        scenarios = [scenario, *_other_formats(scenario, model, classes)]
+        prices = np.zeros((len(scenarios), len(scenario.placements())))
+    allowed = _allowed(scenarios)
+    rows = [cut_plans(*each) for each in zip(scenarios, [draws] * len(scenarios), allowed, prices, strict=True)]
     pairs = [row for each in rows for row in each]
     chosen = min((k for k, row in enumerate(pairs) if row.allowed), key=lambda k: pairs[k].objective)
     best, scenario = pairs[chosen], scenarios[chosen // len(rows[0])]
@@ -215,8 +223,9 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 
-def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool]) -> list[CutPlan]:
-    """Every cut, averaged over the first ``draws`` rounds; ``allowed`` says which may be taken."""
+def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool], price_s: Array | float = 0.0) -> list[CutPlan]:
+    """Every cut, averaged over the first ``draws`` rounds; ``allowed`` says which may be taken, ``price_s`` (C,) what
+    the error of the format is worth there."""
     model, net = scenario.model, scenario.config.network
     train, optimiser = scenario.config.train, scenario.optimiser
     placements = scenario.placements()
@@ -239,7 +248,7 @@ def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool]) -> list[C
         equal[:, these] = round_seconds(rounds, scenario.cell, mine, ALLOCATORS["equal"]).T
     gamma = gamma_per_cut(net.gamma, fraction)
     latency, deadline = seconds.mean(1), scenario.config.train.deadline_s
-    objective = round_cost(gamma, latency + net.energy_weight * joules.sum(1), net.gamma_weight)
+    objective = round_cost(gamma, latency + net.energy_weight * joules.sum(1), net.gamma_weight) + price_s
     return [
         CutPlan(
             cut=cut,

@@ -119,6 +119,8 @@ def view(run: Path, samples: int, auxiliary: int, client: int = 0, dataset: Data
     engine = make_simulator(config, dataset)
     stored = folder.restore(dataset.fingerprint())
     engine.resume(stored.tensors, stored.about, stored.round)
+    if stored.round and (uplink := folder.rounds(stored.round)[-1].uplink):
+        engine.send_as(uplink)
     dataset = fitted(dataset, engine.task, engine.model)
     parts = make_parts(config, dataset)
     if not 0 <= client < len(parts):

@@ -71,17 +71,19 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     scenario = scenario_of(config)
     placements = {placement.cut: placement for placement in scenario.placements()}
     mixed = placed(config, scenario.scheme, scenario.model.depth) if len(config.split.cuts) > 1 else None
+    formats = {uplink: scenario.sending(uplink) if uplink else scenario for uplink in {r.uplink for r in records}}
     alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
     known: dict[Any, tuple[Stage, ...]] = {}
     for record in records:
         placement = mixed or placements.get(record.cut)
         if placement is None:
             raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
-        clients = taking_part(scenario, placement, record.round)
+        here = formats[record.uplink]
+        clients = taking_part(here, placement, record.round)
         kind = scenario.scheme.at(placement).kind(record.round)
-        sent = (record.cut, kind, clients.tobytes(), *sorted(record.kinds.items()))
+        sent = (record.cut, record.uplink, kind, clients.tobytes(), *sorted(record.kinds.items()))
         if sent not in known:
-            known[sent] = tuple(_stages(scenario, placement, record, clients.tolist()))
+            known[sent] = tuple(_stages(here, placement, record, clients.tolist()))
         alike[known[sent]].append(record)
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
     spent, own, mismatch = np.zeros((2, scenario.cell.clients)), [], 0.0

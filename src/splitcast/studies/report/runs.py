@@ -80,4 +80,4 @@ def _read(path: Path, name: str) -> Run:
     if not rounds:
         raise SplitcastError(f"run: {path} has no finished round to show; go on with splitcast train --resume {path}")
     summary = folder.summary() if folder.summary_file.is_file() else None
-    return Run(name, path, config, rounds, folder.gamma(), summary)
+    return Run(name, path, config, rounds, folder.measured("gamma"), summary)
