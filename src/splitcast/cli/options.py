@@ -164,7 +164,7 @@ class ReproduceOptions:
 
     figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """fig3 fig4 fig5 fig6 fig7 fig8 scalability rate settings; of ours basis depth bandwidth ablation privacy bytes
-    policies blockage per-client fleet waiting text text-home; or all (but texts)."""
+    policies blockage formats per-client fleet waiting text text-home; or all (but texts)."""
     dataset: str = ""
     """With --full: mnist (the default), fashion-mnist or cifar10."""
     partition: str = "iid"
