@@ -25,6 +25,7 @@ from splitcast.cost.deadline import taking_part
 from splitcast.cost.memory import client_memory, refuse_large
 from splitcast.cost.pace import EqualShares
 from splitcast.cost.scenario import RoundClock, Scenario
+from splitcast.cutting.auto import is_auto
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.policies import CutSelector, fixed_cut
 from splitcast.data import Dataset
@@ -36,6 +37,7 @@ from splitcast.model.split import Blocks, SplitModel
 from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
 from splitcast.run import writing
+from splitcast.run.auto import as_begun, decided
 from splitcast.run.export import inputs_of
 from splitcast.run.recording import recorded, summarise
 from splitcast.run.records import RoundRecord, RunFolder
@@ -123,6 +125,9 @@ def _train(
     if model is not None:
         model = as_split(config, model, dataset)
         config = with_values(config, arch=model.arch)
+    if is_auto(config):
+        begun = as_begun(config, folder) if folder and resume else config
+        config = resolved(decided(begun, dataset, model))
     given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
     samples = dataset.fingerprint() if folder else ""
@@ -350,6 +355,8 @@ def resolved(config: Config) -> Config:
     (8, 'int4', 'int8')
     """
     config = with_values(config, device=device_name(config.train.device))
+    if is_auto(config):  # the planner needs the model
+        return config
     cut, cuts = fixed_cut(config.policy.policy, config.split.cuts[0]), config.split.cuts
     if cut is None or cut < 1 or min(cuts) < 1:  # refused where the model is known
         return config
@@ -358,14 +365,14 @@ def resolved(config: Config) -> Config:
     return with_values(config, **scheme.at(held).settings())
 
 
-def chosen(config: Config) -> dict[str, Any]:
-    """What `resolved` wrote out for the scheme, where the configuration left it open.
+def chosen(config: Config, taken: Config | None = None) -> dict[str, Any]:
+    """What `resolved` wrote out for the scheme, or a run has ``taken``, where the configuration left it open.
 
     >>> chosen(with_values(Config(), scheme="sfl-tc", uplink_codec="int4", task="next-token"))["downlink_codec"]
     'lloyd:2'
     """
     left = leaves(with_values(config, device=device_name(config.train.device)))
-    return {name: value for name, value in leaves(resolved(config)).items() if value != left[name]}
+    return {name: value for name, value in leaves(taken or resolved(config)).items() if value != left[name]}
 
 
 def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
