@@ -14,7 +14,9 @@ from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cutting.assign import Assignment, assign
 from splitcast.cutting.menu import Menu, timed
+from splitcast.engine.state import check_sides
 from splitcast.schemes.schemes import placed
+from splitcast.training.defence import Defence
 from splitcast.training.placement import Fleet, Placed
 
 
@@ -31,7 +33,10 @@ class FleetPlanner:
         if len(self.placements) < 2:
             raise SplitcastError(f"scheme: {scenario.scheme.name} has no cut to choose")
         every = tuple(self.placements[k % len(self.placements)].cut for k in range(n))
-        placed(with_values(config, cut=every, policy="fixed"), scenario.scheme, scenario.model.depth)
+        fixed = with_values(config, cut=every, policy="fixed")
+        check_sides(fixed, placed(fixed, scenario.scheme, scenario.model.depth))
+        if Defence.of(config.defence, 0):
+            raise SplitcastError("defence: needs one cut for all clients")
         self.held_gb, self.allowed = memories(scenario), allowed(scenario)
         self._cycles = [_cycle(scenario, place) for place in self.placements]
         self._check()

@@ -10,6 +10,7 @@
 | rollout        | the same with `myopic` in all later rounds, over sampled futures (`cutting.lookahead` has both)    |
 | clairvoyant    | the least total with moves over the whole training, knowing all its channels: the bound          |
 | bargain        | Kalai-Smorodinsky between seconds, joules and privacy of the round (`cutting.bargain`)           |
+| assign:K       | the planner's cut for every client, every K rounds (`cutting.reassign`)                          |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
 | module:function | a function of yours                                                                           |
 """
@@ -30,7 +31,7 @@ from splitcast.cutting.bargain import bargained
 from splitcast.cutting.costs import CHOICE, CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent
 from splitcast.cutting.lookahead import make_ahead
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ POLICIES = Registry[Policy](
     "policy",
     takes=1,
     entries={"random": random, "greedy": greedy, "myopic": myopic},
-    forms=("fixed", "fixed:V", "lookahead", "rollout", "clairvoyant", "bargain", "ddqn:FILE"),
+    forms=("fixed", "fixed:V", "lookahead", "rollout", "clairvoyant", "bargain", "assign:K", "ddqn:FILE"),
 )
 """Policies that need nothing but the situation; `make_policy` makes those of the further forms."""
 
@@ -177,7 +178,7 @@ class CutSelector:
         known = world.trace(rounds)
         return CutSelector(world, make_policy(name, world, known, default_cut), known, name)
 
-    def choose(self, t: int, now: Placement | None, spent: float) -> Placement:
+    def choose(self, t: int, now: Placed | None, spent: float) -> Placement:
         """The placement of round ``t``, coming from another one."""
         cut = now.cut if now else None
         moves = np.zeros(len(self.world.cuts))

@@ -28,6 +28,7 @@ from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.auto import is_auto
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.policies import CutSelector, fixed_cut
+from splitcast.cutting.reassign import Reassign, period
 from splitcast.data import Dataset
 from splitcast.engine.asynchronous import AsyncSimulator
 from splitcast.engine.engine import Engine
@@ -46,7 +47,7 @@ from splitcast.schemes.schemes import make_scheme, placed
 from splitcast.theory import estimate_gamma
 from splitcast.training.measure import Measure
 from splitcast.training.optimiser import make_optimiser
-from splitcast.training.placement import Placed, Placement
+from splitcast.training.placement import Placed
 from splitcast.training.runtime import device_name
 from splitcast.training.task import Task, fit_targets, headline_of, make_task
 
@@ -151,7 +152,7 @@ def _train(
         folder.reconfigure(config)
     elif folder:
         folder.create(config)
-        if selector and config.policy.gamma_draws:
+        if isinstance(selector, CutSelector) and config.policy.gamma_draws:
             folder.save_gamma(selector.world.scenario.config.network.gamma)
     spent = 0.0
     if selector:
@@ -162,9 +163,7 @@ def _train(
     while not ended(config, records, judged):
         t, ledger = len(records) + 1, Ledger()
         if selector:
-            now = engine.state.placement
-            assert isinstance(now, Placement)
-            placement = selector.choose(t, now if t > 1 else None, spent)
+            placement = selector.choose(t, engine.state.placement if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
         drawn = taking_part(clock.scenario, engine.state.placement, t) if config.train.deadline_s else None
         report = engine.round(t, ledger, drawn)
@@ -376,7 +375,9 @@ def chosen(config: Config, taken: Config | None = None) -> dict[str, Any]:
 
 
 def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
-    """Where blocks may be in a run."""
+    """Where blocks may be in a run; assignments keep to the memory of every client by themselves."""
+    if period(config.policy.policy):
+        return []
     moves = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
     return clock.scenario.placements() if moves else [engine.state.placement]
 
@@ -393,7 +394,7 @@ def make_clock(config: Config, engine: Engine) -> RoundClock:
 
 def make_selector(
     config: Config, engine: Engine, clock: RoundClock, dataset: Dataset, folder: RunFolder | None = None
-) -> CutSelector | None:
+) -> CutSelector | Reassign | None:
     """Who chooses the cut of every round; None if it is fixed. A folder may hold a Gamma that was measured before."""
     choice = config.policy
     if choice.gamma_draws and config.network.gamma:
@@ -403,6 +404,10 @@ def make_selector(
     scenario = clock.scenario
     if scenario.scheme.fixed_cut:
         raise SplitcastError(f"policy: {choice.policy!r} moves the cut; {scenario.scheme.name} needs fixed")
+    if period(choice.policy):
+        if choice.gamma_draws:
+            raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but {choice.policy} weighs seconds; leave it out")
+        return Reassign(scenario, choice.policy, charge=choice.charge_migration)
     if choice.gamma_draws:
         if not isinstance(engine, Simulator):
             raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
