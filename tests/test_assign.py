@@ -192,6 +192,26 @@ def test_a_joule_worth_nothing_changes_nothing_and_one_worth_all_takes_the_least
     assert least.cuts == [places[k].cut for k in cuts]
 
 
+def test_a_hundred_clients_in_turn_each_take_what_is_cheapest_for_themselves():
+    """`sl` at a price of joules, 300 stages of one client: the cost of a round is a sum over clients."""
+    config = with_values(Config(), scheme="sl", clients=100, energy_weight=1.0, client_flops_per_s_range=(1e7, 1e10))
+    found = plan_per_client(config, 1, MODEL)
+    scenario = scenario_of(config, MODEL)
+    places, met = scenario.placements(), scenario.conditions([1])
+
+    def cost(cuts):
+        seconds, joules = mean_round(scenario, Fleet.of_clients([places[k] for k in cuts]), met)
+        return seconds + joules.sum()
+
+    common = [cost([k] * 100) for k in range(CUTS)]
+    assert found.lower_bound_s == pytest.approx(found.objective) and found.objective <= min(common) * (1 + 1e-9)
+    assert found.objective == pytest.approx(cost([cut - 1 for cut in found.cuts]), rel=1e-6)
+    for client in (0, 37, 99):
+        others = [cut - 1 for cut in found.cuts]
+        each = [cost([*others[:client], k, *others[client + 1 :]]) for k in range(CUTS)]
+        assert each[others[client]] <= min(each) * (1 + 1e-9)
+
+
 def test_limits_of_single_clients():
     config = with_values(Config(), scheme="psl", clients=4, client_flops_per_s=(5e9,))
     free = plan_per_client(config, 1, MODEL)
