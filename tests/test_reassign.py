@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 
 from resuming import resumes_exactly
 from splitcast.base.config import Config, with_values
@@ -11,6 +12,7 @@ from splitcast.base.errors import SplitcastError
 from splitcast.cost.clock import time_rounds
 from splitcast.cost.stages import fold
 from splitcast.cutting.reassign import Reassign, move_events, period
+from splitcast.run.export import trained_model
 from splitcast.run.loop import train
 from splitcast.schemes.messages import Ledger
 from splitcast.studies.plan import scenario_of
@@ -155,6 +157,8 @@ def test_resuming_is_exact_wherever_cuts_were(trace, tmp_path):
     config = with_values(Config(), **STEP, trace=trace, scheme="sfl", policy="assign:2", charge_migration=False)
     rounds = resumes_exactly(with_values(config, checkpoint_every=3, momentum=0.9), tmp_path / "run", stop_at=5)
     assert rounds[0].cuts != rounds[2].cuts
+    model, whole = trained_model(tmp_path / "run"), train(with_values(config, momentum=0.9)).model()
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), whole.parameters(), strict=True))
 
 
 def test_averaging_now_and_then_moves_only_then(trace):

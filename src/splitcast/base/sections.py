@@ -535,8 +535,8 @@ class PolicyConfig:
 
     policy: Text = "fixed"
     """fixed (the cut given), fixed:V, random, greedy, myopic, lookahead (value iteration on the channel's chain),
-    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), assign:K (a cut for every client,
-    planned anew every K rounds and taken where it pays), ddqn:FILE, or module:function of yours."""
+    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), assign:K (a cut for every
+    client, planned anew every K rounds and taken where it pays), ddqn:FILE, or module:function of yours."""
     charge_migration: bool = True
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0

@@ -23,7 +23,7 @@ from splitcast.data.batches import draw_batches, in_turn, own_order, participant
 from splitcast.engine.cohort import SimulatedCohort
 from splitcast.engine.engine import RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink, SimulatedLink
-from splitcast.engine.mixed import AnyState, MixedState, moved, start
+from splitcast.engine.mixed import AnyState, moved, restored, start
 from splitcast.engine.party import Kit
 from splitcast.engine.state import SHARES, State, check_sides, started
 from splitcast.model.split import Params, SplitModel
@@ -35,7 +35,7 @@ from splitcast.training.differences import Differences
 from splitcast.training.factored import formed_values
 from splitcast.training.optimiser import make_optimiser
 from splitcast.training.passes import saved_bytes
-from splitcast.training.placement import Fleet, Placed, Placement
+from splitcast.training.placement import Placed, Placement
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task, headline_of
 from splitcast.training.weights import Weights
@@ -232,15 +232,7 @@ class Simulator:
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
-        depth, cuts = self.model.depth, [int(cut) for cut in about["cut"].split(",")]
-        if len(cuts) not in (1, len(self.sizes)):
-            raise SplitcastError(f"checkpoint: has cuts of {len(cuts)} clients, the run has {len(self.sizes)}")
-        placement = Fleet.of_clients([self._scheme.place(min(cut, depth - 1), depth) for cut in cuts])
-        like = self.initial(placement)
-        if isinstance(placement, Fleet):
-            self.state = MixedState.from_tensors(tensors, placement, about["copies"], like)
-        else:
-            self.state = State.from_tensors(tensors, placement, int(about["copies"]), like)
+        self.state = restored(tensors, about, len(self.sizes), self._scheme, self.model.depth, self.initial)
         self.differences = Differences.from_tensors(tensors, self.runtime.device)
         restore_kept(self._scheme, tensors)
 
