@@ -16,11 +16,11 @@ from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.stages import Stage
 from splitcast.cutting.assign import assign
 from splitcast.cutting.deadlines import Boxes
+from splitcast.cutting.fleet import FleetPlanner, mean_round
 from splitcast.cutting.menu import Menu, timed
 from splitcast.cutting.prices import bound, prices_of
 from splitcast.model import build
-from splitcast.studies.per_client import mean_round, plan_batches, plan_per_client, regulated
-from splitcast.studies.per_client import menu_of as plan_menu
+from splitcast.studies.per_client import plan_batches, plan_per_client, regulated
 from splitcast.studies.plan import scenario_of
 from splitcast.training.placement import Fleet, Placement
 
@@ -115,10 +115,8 @@ def test_boxes_bound_all_assignments_whatever_their_prices(scheme, weight):
 def test_half_as_many_averagings_are_half_the_stages():
     """A round of `sfl` that averages every second time is the mean of one that does and one that does not."""
     config = with_values(Config(), scheme="sfl", clients=3, seed=4, client_flops_per_s=(1e9, 3e9, 9e9))
-    both, always, never = (
-        plan_menu(scenario_of(with_values(config, sync_every=k), MODEL), 1, np.ones((3, CUTS), dtype=bool))
-        for k in (2, 1, 0)
-    )
+    scenarios = [scenario_of(with_values(config, sync_every=k), MODEL) for k in (2, 1, 0)]
+    both, always, never = (FleetPlanner(each).menu(each.conditions([1])) for each in scenarios)
     assert timed(both, every(3)) == pytest.approx((timed(always, every(3)) + timed(never, every(3))) / 2)
 
 
@@ -186,12 +184,32 @@ def test_a_joule_worth_nothing_changes_nothing_and_one_worth_all_takes_the_least
     assert saving.objective == pytest.approx(saving.seconds + saving.energy_j, rel=1e-7)
     assert saving.energy_j / 3 < saving.most_j < saving.energy_j
     scenario = scenario_of(with_values(config, energy_weight=1e6), MODEL)
-    places, spent = scenario.placements(), {}
+    places, met, spent = scenario.placements(), scenario.conditions([1]), {}
     for cuts in product(range(CUTS), repeat=3):
-        spent[cuts] = mean_round(scenario, Fleet.of_clients([places[k] for k in cuts]), 1)[1].sum()
+        spent[cuts] = mean_round(scenario, Fleet.of_clients([places[k] for k in cuts]), met)[1].sum()
     cuts = min(spent, key=spent.get)
     assert least.energy_j == pytest.approx(spent[cuts], rel=1e-3)
     assert least.cuts == [places[k].cut for k in cuts]
+
+
+def test_a_hundred_clients_in_turn_each_take_what_is_cheapest_for_themselves():
+    """`sl` at a price of joules, 300 stages of one client: the cost of a round is a sum over clients."""
+    config = with_values(Config(), scheme="sl", clients=100, energy_weight=1.0, client_flops_per_s_range=(1e7, 1e10))
+    found = plan_per_client(config, 1, MODEL)
+    scenario = scenario_of(config, MODEL)
+    places, met = scenario.placements(), scenario.conditions([1])
+
+    def cost(cuts):
+        seconds, joules = mean_round(scenario, Fleet.of_clients([places[k] for k in cuts]), met)
+        return seconds + joules.sum()
+
+    common = [cost([k] * 100) for k in range(CUTS)]
+    assert found.lower_bound_s == pytest.approx(found.objective) and found.objective <= min(common) * (1 + 1e-9)
+    assert found.objective == pytest.approx(cost([cut - 1 for cut in found.cuts]), rel=1e-6)
+    for client in (0, 37, 99):
+        others = [cut - 1 for cut in found.cuts]
+        each = [cost([*others[:client], k, *others[client + 1 :]]) for k in range(CUTS)]
+        assert each[others[client]] <= min(each) * (1 + 1e-9)
 
 
 def test_limits_of_single_clients():

@@ -218,7 +218,7 @@ def test_cuts_in_a_configuration():
         ({"cut": (1, 2)}, "cut: 2 cuts for 4 clients; give one, or one for each"),
         ({"cut": (1, 2, 9, 1)}, "cut: 9 is not legal; choose 1..4"),
         ({"cut": (1, 2, 0, 1)}, "cut: 0 is not legal; choose 1..4"),
-        ({"cut": "1,x"}, "cut: value error, give a number, or one for every client as in 1,1,2,4, got '1,x'"),
+        ({"cut": "1,x"}, "cut: value error, give a number, one for every client as in 1,1,2,4, or auto, got '1,x'"),
         ({"cut": (1, 2, 1, 1), "policy": "greedy"}, "policy: 'greedy' moves one cut; with one for every client use"),
         ({"cut": (1, 2, 1, 1), "scheme": "cse-fsl"}, "cut: cse-fsl with its settings needs one cut for all clients"),
         ({"cut": (1, 2, 1, 1), "sync_codec": "int8", "scheme": "sfl"}, "cut: sfl with its settings needs one cut"),

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, Literal, TypeVar, dataclass_transform
 
 import pydantic
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
@@ -61,18 +61,30 @@ Names = Annotated[tuple[Text, ...], Field(max_length=1000), BeforeValidator(_sep
 """Names, also as one text with commas."""
 
 
+AUTO = "auto"
+
+
 def _numbered(value: Any) -> Any:
-    if isinstance(value, str):
+    if isinstance(value, str) and value != AUTO:
         if not re.fullmatch(r"-?[0-9]{1,18}(,-?[0-9]{1,18})*", value):
-            raise ValueError("give a number, or one for every client as in 1,1,2,4")
+            raise ValueError("give a number, one for every client as in 1,1,2,4, or auto")
         value = [int(part) for part in value.split(",")]
     return value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
 
 
 _Block = Annotated[int, Field(ge=-_LAST, le=_LAST)]
 _Blocks = Annotated[tuple[_Block, ...], Field(min_length=1, max_length=100_000)]
-Cut = Annotated[_Block | _Blocks, BeforeValidator(_numbered)]
-"""One number, or one for every client, also as one text with commas."""
+Cut = Annotated[_Block | _Blocks | Literal["auto"], BeforeValidator(_numbered)]
+"""One number, or one for every client, also as one text with commas; or auto, until a planner has chosen."""
+
+
+def shown_cut(cut: int | tuple[int, ...] | str) -> str:
+    """As the command line takes it.
+
+    >>> shown_cut((1, 1, 2, 4)), shown_cut(1)
+    ('1,1,2,4', '1')
+    """
+    return ",".join(str(part) for part in cut) if isinstance(cut, tuple) else str(cut)
 
 
 def _one_line(error: pydantic.ValidationError) -> str:
@@ -178,7 +190,8 @@ class SplitConfig:
     """sfl-ga, sfl, psl, epsl, sfl-gb, sfl-tc, fl, sl, splitfed-v2, epsl-cut, merge-sfl, cpsl, fed-pairing,
     psl-personal, sglr, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of yours."""
     cut: Cut = 1
-    """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4."""
+    """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4; or auto: what `splitcast plan
+    --per-client` finds for the first rounds, or the best one for all where a scheme needs one."""
     labels_at_home: bool = False
     """Labels stay with the clients, who hold the last block too (U-shape). A scheme that has none is refused with those
     that do."""
@@ -211,6 +224,8 @@ class SplitConfig:
     @property
     def cuts(self) -> tuple[int, ...]:
         """One cut for all clients, or one for each."""
+        if isinstance(self.cut, str):
+            raise SplitcastError(f"cut: {self.cut!r} is chosen when a training begins; give a number here")
         return self.cut if isinstance(self.cut, tuple) else (self.cut,)
 
 
@@ -525,8 +540,8 @@ class PolicyConfig:
 
     policy: Text = "fixed"
     """fixed (the cut given), fixed:V, random, greedy, myopic, lookahead (value iteration on the channel's chain),
-    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), ddqn:FILE, or module:function of
-    yours."""
+    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), assign:K (a cut for every
+    client, planned anew every K rounds and taken where it pays), ddqn:FILE, or module:function of yours."""
     charge_migration: bool = True
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0

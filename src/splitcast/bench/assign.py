@@ -8,16 +8,15 @@ import statistics
 import time
 from dataclasses import replace
 
-import numpy as np
 from torch import nn
 
 from splitcast.base.config import Config, with_values
 from splitcast.bench.rows import Row, tell
 from splitcast.cutting.assign import assign
+from splitcast.cutting.fleet import FleetPlanner
 from splitcast.cutting.menu import Menu
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.studies.per_client import menu_of
 from splitcast.studies.plan import scenario_of
 
 SCHEMES = ("sfl", "psl", "sfl-ga", "epsl-cut", "local-loss", "psl-personal", "sglr", "cpsl", "sl")
@@ -56,7 +55,7 @@ def fleet(model: SplitModel, scheme: str, n: int, seed: int) -> Menu:
     band, speeds = CELLS[seed % len(CELLS)]
     cell = {"bandwidth_hz": 1e6 * band, "client_flops_per_s_range": tuple(1e9 * speed for speed in speeds)}
     scenario = scenario_of(with_values(Config(), scheme=scheme, clients=n, seed=seed, **cell), model)
-    return menu_of(scenario, 1, np.ones((n, len(scenario.placements())), dtype=bool))
+    return FleetPlanner(scenario).menu(scenario.conditions([1]))
 
 
 def deeper() -> SplitModel:

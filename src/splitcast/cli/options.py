@@ -16,7 +16,7 @@ from tyro.constructors import (
 )
 
 from splitcast.base.config import SCHEME_SECTIONS, SECTIONS, Config, LearnConfig
-from splitcast.base.sections import Cut
+from splitcast.base.sections import Cut, shown_cut
 
 FLAGS = ConstructorRegistry()
 """How flags are made: keys of a scheme's section keep its name (--sfl-gb.rank), all others stand alone (--lr)."""
@@ -39,14 +39,13 @@ def _sections(info: StructTypeInfo) -> StructConstructorSpec | None:
 
 @FLAGS.primitive_rule
 def _cuts(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    """One number, or one for every client with commas."""
+    """One number, one for every client with commas, or auto."""
     if info.type != get_args(Cut)[0]:
         return None
 
-    def text(cut: Any) -> list[str]:
-        return [",".join(str(part) for part in cut) if isinstance(cut, tuple) else str(cut)]
-
-    return PrimitiveConstructorSpec(1, "INT[,INT...]", lambda words: words[0], lambda cut: True, text)
+    return PrimitiveConstructorSpec(
+        1, "INT[,INT...]|auto", lambda words: words[0], lambda cut: True, lambda cut: [shown_cut(cut)]
+    )
 
 
 @dataclass(frozen=True)

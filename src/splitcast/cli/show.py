@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from splitcast.bench import Row as BenchRow
 from splitcast.bench.rows import heard_by
 from splitcast.cli.options import CompareOptions, Output
 from splitcast.cli.progress import Bars
+from splitcast.cutting.auto import is_auto
 from splitcast.data.loading import kind_of
 from splitcast.model.split import SplitModel
 from splitcast.run.headline import headline
@@ -82,16 +84,16 @@ def run_training(config: Config, out: Path | None, resume: Path | None, track: S
         folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{config.split.scheme}"
     watch = Watch()
     show = None if output.silent else watch(config.split.scheme, config, before)
-    header = ", ".join(f"{name} {value}" for name, value in chosen(config).items())
+    told = False
     try:
         with watch, tracking(track, folder, config) as tracked:
 
             def on_round(record: RoundRecord) -> None:
-                nonlocal header
+                nonlocal told
                 tracked(record)
-                if show and header:  # not before: bad input prints one line only
-                    watch.say(f"{config.split.scheme} takes {header}")
-                    header = ""
+                if show and not told:  # not before: bad input prints one line only
+                    _say_chosen(watch, config, RunFolder(folder).config())
+                    told = True
                 if show:
                     show(record)
 
@@ -104,6 +106,26 @@ def run_training(config: Config, out: Path | None, resume: Path | None, track: S
         print(json.dumps(summary | {"folder": str(folder)}))
     else:
         print(line_of(summary, f"{summary['latency_s']:.1f} s simulated", folder))
+
+
+def _say_chosen(watch: Watch, config: Config, taken: Config) -> None:
+    """What a run takes where its configuration left it open."""
+    found = chosen(config, taken)
+    if cut := found.pop("cut", None):
+        found = {"cut": told_cuts(cut)} | found
+    if found:
+        watch.say(f"{taken.split.scheme} takes " + ", ".join(f"{name} {value}" for name, value in found.items()))
+
+
+def told_cuts(cut: int | tuple[int, ...] | str) -> str:
+    """Cuts of all clients in a few words.
+
+    >>> told_cuts((1, 4, 1, 4, 4)), told_cuts(2)
+    ('1 for 2 clients, 4 for 3 clients', '2 for all clients')
+    """
+    if not isinstance(cut, tuple):
+        return f"{cut} for all clients"
+    return ", ".join(f"{v} for {n} client{'s' * (n > 1)}" for v, n in sorted(Counter(cut).items()))
 
 
 def tokens_per_client(config: Config) -> int:
@@ -162,6 +184,8 @@ def run_comparison(options: CompareOptions) -> None:
 
         def watched(name: str, each: Config) -> OnRound:
             show = None if output.silent else watch(name, each)
+            if show and is_auto(config):
+                watch.say(f"{name} takes cut {told_cuts(each.split.cut)}")
             tracked = stack.enter_context(tracking(options.track, out / name, each))
 
             def on_round(record: RoundRecord) -> None:

@@ -16,9 +16,11 @@ from rich.table import Table
 from splitcast.base.config import Config, load
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.cli.options import DeployOptions, Output
-from splitcast.cli.show import Watch, line_of
+from splitcast.cli.show import Watch, line_of, told_cuts
+from splitcast.cutting.auto import is_auto, with_cuts
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.run.track import tracking
+from splitcast.studies.plan import scenario_of
 
 ACTIONS = ("init", "start", "stop", "status", "run", "renew", "revoke")
 
@@ -140,7 +142,8 @@ def _run(options: DeployOptions) -> None:
     from splitcast.deploy.supervise import supervise
 
     folder, resume, output = options.folder, options.resume, options.output
-    config, out = _what(options.file, options.out, resume)
+    asked, out = _what(options.file, options.out, resume)
+    config = with_cuts(asked, scenario_of(asked)) if is_auto(asked) else asked
     watch = Watch()
     show = watch(config.split.scheme, config)
 
@@ -160,6 +163,8 @@ def _run(options: DeployOptions) -> None:
 
     hint = f"go on with: splitcast deploy run --resume {out} --folder {folder}"
     with _terminable(hint), watch, tracking(options.track, out, config) as tracked:
+        if is_auto(asked):
+            note(f"{config.split.scheme} takes cut {told_cuts(config.split.cut)}")
         summary = supervise(folder, config, out, resume=resume is not None, on_round=on_round, note=note)
     if output.json:
         print(json.dumps(summary | {"folder": str(out)}))

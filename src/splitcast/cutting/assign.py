@@ -22,8 +22,8 @@ _PASSES, _MIXES, _CLIMBS, _LOOKS = 2, 3, 10, 3
 """With prices: rounds of dropping choices; in each, of prices and answers and of better prices; then of moves"""
 _ASKED, _NEIGHBOURS = 6, 16
 """Assignments that are timed of those that better prices ask for, and of moves of single clients"""
-_CLOSE = 0.999
-"""With prices: a bound that needs no better"""
+_CLOSE, _FAR = 0.999, 0.9
+"""With prices: a bound that needs no better, and one that deadlines will better anyhow, where there are few"""
 _HALVINGS, _WIDTH, _TRIED, _PATIENCE, _GOAL, _LINES = 14, 32, 2, 3, 0.992, 3000
 """With deadlines: rounds of halving, boxes in each, how many of their assignments are timed, after how many rounds, a
 good bound, and choices in the boxes of a round where joules have a price"""
@@ -66,7 +66,10 @@ def assign(menu: Menu) -> Assignment:
     found = _Search(menu, start[at], float(seconds[at]))
     least, few, sets = 0.0, menu.stages <= (THRIFTY if menu.seconds_per_j else STAGES), list[tuple[Set, float]]()
     if not few or menu.seconds_per_j or (menu.stages == STAGES and not menu.in_cohorts):
-        sets = [(tuple(bool(mine.any()) for mine in some.allowed.T), found.by_prices(some)) for some in cohorts(menu)]
+        far = _FAR if few and not menu.seconds_per_j else -np.inf
+        sets = [
+            (tuple(bool(mine.any()) for mine in some.allowed.T), found.by_prices(some, far)) for some in cohorts(menu)
+        ]
         least = min(low for _, low in sets)
     if few and least < found.best_s * _GOAL:
         least = max(least, found.by_deadlines(sets if menu.in_cohorts else ()))
@@ -126,18 +129,18 @@ class _Search:
                 self.look_around(box.cost)
         return min(boxes.least, self.best_s)
 
-    def by_prices(self, menu: Menu) -> float:
+    def by_prices(self, menu: Menu, far: float = -np.inf) -> float:
         """Prices ask for assignments, and assignments give prices; returns what none on this menu can beat, or the best
-        that is known if that is less."""
+        that is known if that is less. A bound that begins below ``far`` times the best is not worth bettering."""
         leading = list[Prices]()
         for _ in range(_PASSES):
             kept = self.hopeful(menu)
             if not kept.any(1).all():  # whoever is left without a choice: nothing here beats the best
                 return self.best_s
             menu = replace(menu, allowed=kept)
-            least, cost, leading = self.priced(menu, leading)
-            if least >= self.best_s * CERTAIN:
-                return least
+            least, cost, leading = self.priced(menu, leading, far)
+            if least >= self.best_s * CERTAIN or least < self.best_s * far:
+                return max(least, 0.0)
             if least >= self.best_s * _CLOSE:
                 break
             slack = cost - cost.min(1, keepdims=True)
@@ -163,7 +166,7 @@ class _Search:
                 break
         return kept
 
-    def priced(self, menu: Menu, leading: list[Prices]) -> tuple[float, Array, list[Prices]]:
+    def priced(self, menu: Menu, leading: list[Prices], far: float) -> tuple[float, Array, list[Prices]]:
         """Mix the assignments that prices ask for, unless there are ``leading`` prices, then climb from the best of
         them: a bound, its costs (N, V) and its prices."""
         asked, least = list[Cuts](), -np.inf
@@ -178,6 +181,8 @@ class _Search:
                 asked.append(dual.asked)
                 mixture += (np.eye(mixture.shape[1])[dual.asked] - mixture) * 2 / (step + 3)
             self.take([*asked, mixture.argmax(1)])
+            if least < self.best_s * far:
+                return least, cost, leading
             leading, asked = [_positive(part) for part in leading], []
         prices = leading
         for _ in range(_CLIMBS if least < self.best_s * _CLOSE else 0):

@@ -1,6 +1,7 @@
 """A box of deadlines, as `deadlines` divides them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from splitcast.cost.cell import Array
 
@@ -25,3 +26,9 @@ class Box:
     """of every choice, where the bound is least, (N, V)"""
     slopes: Array | None = None
     """where joules have a price: of tangents in this box, or one that it is a part of, (Q, V, N)"""
+
+    def changed(self, **values: Any) -> "Box":
+        """A copy with other values; thousands are made, at a third of the cost of `dataclasses.replace`."""
+        other = object.__new__(Box)
+        vars(other).update(vars(self) | values)
+        return other

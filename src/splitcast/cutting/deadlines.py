@@ -18,7 +18,6 @@ than the box is wide, it is divided into what uses one of them and what does not
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from operator import mul
 from typing import TypeVar
@@ -97,13 +96,13 @@ class Boxes:
         if further.any():
             v = int(further.argmax())
             hi = tuple(np.inf if mine else end for mine, end in zip(self.by_set, box.hi, strict=True))
-            parts = [replace(box, must=_with(box.must, v, True), hi=hi), replace(box, may=_with(box.may, v, False))]
+            parts = [box.changed(must=_with(box.must, v, True), hi=hi), box.changed(may=_with(box.may, v, False))]
         else:
             parts = [box]
             for k in np.argsort(-sides)[:2].tolist():
                 middle = (box.lo[k] + box.hi[k]) / 2
-                early = [replace(part, hi=_with(part.hi, k, middle)) for part in parts]
-                parts = early + [replace(part, lo=_with(part.lo, k, middle)) for part in parts]
+                early = [part.changed(hi=_with(part.hi, k, middle)) for part in parts]
+                parts = early + [part.changed(lo=_with(part.lo, k, middle)) for part in parts]
         return [part for each in parts if (part := self.trimmed(each)) is not None]
 
     def trimmed(self, box: Box) -> Box | None:
@@ -125,7 +124,7 @@ class Boxes:
             if last < 0 or level[last] < lo[k]:
                 return None
             hi[k] = level[last]
-        return replace(box, lo=tuple(lo), hi=tuple(hi), bound=max(box.bound, early * CERTAIN), cost=None)
+        return box.changed(lo=tuple(lo), hi=tuple(hi), bound=max(box.bound, early * CERTAIN), cost=None)
 
     def evaluate(self, boxes: list[Box], goal: float = 1.0) -> list[Box]:
         """The boxes with their bounds, without those that hold nothing better; no bound is raised further than
@@ -170,7 +169,8 @@ class Boxes:
 
     def _lines(self, boxes: Sequence[Box]) -> Tangents | Thrift:
         """What meeting deadlines costs in these boxes."""
-        barred = np.array([np.where((self.menu.allowed & box.may).T.ravel(), 0.0, np.inf) for box in boxes])[:, None]
+        may = np.array([box.may for box in boxes])[:, :, None] & self.menu.allowed.T  # (B, V, N)
+        barred = np.where(may, 0.0, np.inf).reshape(len(boxes), 1, -1)
         weight, cuts = self.weight[self.shared], self.menu.allowed.shape[1]
         if self.menu.seconds_per_j:
             return Thrift(self.stages, self.loads, boxes, barred, weight)

@@ -133,9 +133,12 @@ def _block(
 ) -> Block:
     draws, n = met.gains.shape
 
-    def each(load: str) -> Array:  # (1, S, N, V)
-        values = [[[stage.of(load, k) for stage in column] for k in range(n)] for column in columns]
-        return np.array(values, dtype=np.float64)[None]
+    def each(load: str) -> Array:  # (1, S, N, V); those who have no part in a stage have 0
+        values = np.zeros((1, len(columns), n, len(columns[0])))
+        for s, column in enumerate(columns):
+            for v, stage in enumerate(column):
+                values[0, s, list(stage.clients), v] = getattr(stage, load)
+        return values
 
     joint = np.array([[stage.joint_flops for stage in column] for column in columns])[None, :, None, :]
     speed = (cell.client_flops_per_s * met.speed)[:, None, :, None]

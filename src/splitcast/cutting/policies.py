@@ -10,6 +10,7 @@
 | rollout        | the same with `myopic` in all later rounds, over sampled futures (`cutting.lookahead` has both)    |
 | clairvoyant    | the least total with moves over the whole training, knowing all its channels: the bound          |
 | bargain        | Kalai-Smorodinsky between seconds, joules and privacy of the round (`cutting.bargain`)           |
+| assign:K       | the planner's cut for every client, every K rounds (`cutting.reassign`)                          |
 | ddqn:FILE      | what a learned Q-network says (Algorithm 1), among the legal cuts                               |
 | module:function | a function of yours                                                                           |
 
@@ -34,7 +35,7 @@ from splitcast.cutting.bargain import bargained
 from splitcast.cutting.costs import CHOICE, CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent
 from splitcast.cutting.lookahead import make_ahead
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed, Placement
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ POLICIES = Registry[Policy](
     "policy",
     takes=1,
     entries={"random": random, "greedy": greedy, "myopic": myopic},
-    forms=("fixed", "fixed:V", "lookahead", "rollout", "clairvoyant", "bargain", "ddqn:FILE"),
+    forms=("fixed", "fixed:V", "lookahead", "rollout", "clairvoyant", "bargain", "assign:K", "ddqn:FILE"),
 )
 """Policies that need nothing but the situation; `make_policy` makes those of the further forms."""
 
@@ -181,7 +182,7 @@ class CutSelector:
         known = world.trace(rounds)
         return CutSelector(world, make_policy(name, world, known, default_cut), known, name)
 
-    def choose(self, t: int, now: Placement | None, spent: float) -> Placement:
+    def choose(self, t: int, now: Placed | None, spent: float) -> Placement:
         """The placement of round ``t``, coming from another one."""
         cut = now.cut if now else None
         moves = np.zeros(len(self.world.cuts))
@@ -194,10 +195,10 @@ class CutSelector:
             raise SplitcastError(f"policy: {self.name} chose cut {chosen!r} in round {t}; legal are {list(self.legal)}")
         return self.world.placements[self.world.cuts.index(int(chosen))]
 
-    def format(self, t: int, placement: Placement) -> tuple[str, Scenario]:
+    def format(self, t: int, placed: Placed) -> tuple[str, Scenario]:
         """The format of smashed data that costs least in round ``t`` there, empty where there is no choice; and the
         scenario with it."""
-        at, formats = self.known.format[t - 1, self.world.placements.index(placement)], self.world.formats
+        at, formats = self.known.format[t - 1, self.world.cuts.index(placed.cut)], self.world.formats
         return formats.names[at], formats.scenarios[at]
 
     def cost(self, cut: int, latency_s: float, joules: float = 0.0, uplink: str = "") -> float:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from splitcast.cost.cell import Array
 from splitcast.cutting.menu import Menu
 
-_NEWTON = 3
+_NEWTON = 2
 _EFFICIENCY = np.geomspace(1e-6, 60, 3000)
 """L = ln(1 + snr/b)"""
 _LOG_STRETCH = np.log(np.expm1(_EFFICIENCY) / _EFFICIENCY)

@@ -14,7 +14,7 @@ from splitcast.model.split import Params, SplitModel
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.program import Scheme
 from splitcast.training.defence import Defence
-from splitcast.training.placement import Placement
+from splitcast.training.placement import Placed
 from splitcast.training.runtime import Runtime
 from splitcast.training.task import Task, measures_of
 
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """Who holds what, and all weights as far as they are known here."""
         ...
 
-    def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
+    def place(self, placement: Placed, ledger: Ledger, *, charge: bool = True) -> None:
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
         ...
 

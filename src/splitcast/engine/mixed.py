@@ -9,17 +9,19 @@ whatever the cuts are: so `sfl` stays federated averaging. Between averagings th
 themselves, and clients keep their own.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from splitcast.base.errors import SplitcastError
 from splitcast.engine.state import State
-from splitcast.model.split import Params
+from splitcast.model.split import Params, block_of
+from splitcast.schemes.program import Scheme
 from splitcast.training.optimiser import Optimiser
-from splitcast.training.placement import Fleet, Placed, Placement
+from splitcast.training.placement import Fleet, Placed, Placement, heard
 from splitcast.training.weights import FROZEN, Weights
 
 
@@ -149,6 +151,43 @@ AnyState = State | MixedState
 def start(weights: Weights, placement: Placed) -> AnyState:
     """A whole model, divided."""
     return State.start(weights, placement) if isinstance(placement, Placement) else MixedState.start(weights, placement)
+
+
+def restored(
+    tensors: Mapping[str, Tensor],
+    about: Mapping[str, str],
+    clients: int,
+    scheme: Scheme,
+    depth: int,
+    like: Callable[[Placed], Weights],
+) -> AnyState:
+    """The weights of a checkpoint, where blocks were then; ``like``: those of a whole model at a placement."""
+    cuts = [int(cut) for cut in about["cut"].split(",")]
+    if len(cuts) not in (1, clients):
+        raise SplitcastError(f"checkpoint: has cuts of {len(cuts)} clients, the run has {clients}")
+    placement = Fleet.of_clients([scheme.place(min(cut, depth - 1), depth) for cut in cuts])
+    if isinstance(placement, Fleet):
+        return MixedState.from_tensors(tensors, placement, about["copies"], like(placement))
+    return State.from_tensors(tensors, placement, int(about["copies"]), like(placement))
+
+
+def moved(state: AnyState, placement: Placed, clients: int) -> tuple[AnyState, dict[int, int]]:
+    """Another division of a model whose copies are equal, as they are when client halves were just averaged: nothing is
+    uploaded, since the server has all of it, and not a logit changes. With it, the values that each client is sent
+    which gets blocks (`training.placement.heard`)."""
+    first = state if isinstance(state, State) else state.states[0]
+    if first.client.stacked:
+        raise SplitcastError("cut: cuts of single clients move only while all client halves are equal")
+    whole = Weights({})
+    whole.adopt(first.client)
+    whole.adopt(first.server)
+    return start(whole, placement), heard(state.placement, placement, block_values(whole), clients)
+
+
+def block_values(weights: Weights) -> dict[int, int]:
+    """Values of every block that are sent when weights are exchanged."""
+    blocks = {block_of(name) for values in weights.slots.values() for name in values}
+    return {block: weights.only(lambda name, b=block: block_of(name) == b).travelling() for block in blocks}  # type: ignore[misc]
 
 
 def weighted(parts: Sequence[tuple[Weights, float]]) -> Weights:

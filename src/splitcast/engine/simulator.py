@@ -23,7 +23,7 @@ from splitcast.data.batches import draw_batches, in_turn, own_order, participant
 from splitcast.engine.cohort import SimulatedCohort
 from splitcast.engine.engine import RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink, SimulatedLink
-from splitcast.engine.mixed import AnyState, MixedState, start
+from splitcast.engine.mixed import AnyState, moved, restored, start
 from splitcast.engine.party import Kit
 from splitcast.engine.state import SHARES, State, check_sides, started
 from splitcast.model.split import Params, SplitModel
@@ -140,17 +140,21 @@ class Simulator:
         sides = (self.optimiser, self.server_optimiser)
         return started(self.model, placement or self.state.placement, sides, self.runtime)
 
-    def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
+    def place(self, placement: Placed, ledger: Ledger, *, charge: bool = True) -> None:
         """Move blocks before a round, counting what travels unless ``charge`` is off."""
         if placement == self.state.placement:
             return
-        if isinstance(self.state, MixedState):
-            raise SplitcastError("cut: with one for every client, none moves")
-        down, up = self.state.move(placement.check(self.model), self.weights, self.optimiser)
+        placement.check(self.model)
+        clients, link = len(self.sizes), CountingLink(ledger)
+        if isinstance(self.state, State) and isinstance(placement, Placement):
+            down, up = self.state.move(placement, self.weights, self.optimiser)
+            sent: tuple[int | list[int], int, Sequence[int]] = down, up, range(clients)
+        else:
+            self.state, each = moved(self.state, placement, clients)
+            sent = list(each.values()), 0, list(each)
         self.differences.moved()
         if charge:
-            everyone, link = range(len(self.sizes)), CountingLink(ledger)
-            self._scheme.moved(link, down, up, everyone)
+            self._scheme.moved(link, *sent)
 
     def send_as(self, uplink: str) -> None:
         """Smashed data travel in this format from now on."""
@@ -233,11 +237,7 @@ class Simulator:
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], t: int) -> None:
         """Go on after round ``t``."""
-        if isinstance(self.state, MixedState):
-            self.state = MixedState.from_tensors(tensors, self.state.placement, about["copies"], self.initial())
-        else:
-            placement = self._scheme.place(min(int(about["cut"]), self.model.depth - 1), self.model.depth)
-            self.state = State.from_tensors(tensors, placement, int(about["copies"]), self.initial(placement))
+        self.state = restored(tensors, about, len(self.sizes), self._scheme, self.model.depth, self.initial)
         self.differences = Differences.from_tensors(tensors, self.runtime.device)
         restore_kept(self._scheme, tensors)
 

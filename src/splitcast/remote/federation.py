@@ -15,6 +15,7 @@ from splitcast.base.config import Config, to_toml
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import torch_seed
 from splitcast.cutting.formats import measures
+from splitcast.cutting.reassign import period
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Measured, RoundReport, evaluate, kept_tensors, restore_kept
 from splitcast.engine.links import CountingLink
@@ -102,7 +103,8 @@ class Federation:
         self.halves.differ = not self.scheme.equal_after(t)
         self.halves.restore(t)
 
-    def place(self, placement: Placement, ledger: Ledger, *, charge: bool = True) -> None:
+    def place(self, placement: Placed, ledger: Ledger, *, charge: bool = True) -> None:
+        assert isinstance(placement, Placement)  # `refuse_what_cannot_travel`
         if placement != self.state.placement:
             link = CountingLink(ledger) if charge else None
             self.halves.move(placement, self._scheme, self.optimiser, link, travels=self._scheme.clients_keep_halves)
@@ -225,6 +227,8 @@ def refuse_what_cannot_travel(config: Config, sites: int) -> None:
         raise SplitcastError("wait_for: needs the simulator; the server of sites waits for all of them")
     if config.train.eval_clients:
         raise SplitcastError("eval_clients: needs the simulator; a site has its half of the model only")
+    if period(config.policy.policy):
+        raise SplitcastError(f"policy: {config.policy.policy!r} needs the simulator; sites take --cut auto")
     if config.policy.gamma_draws:
         raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
     if measures(config.policy):

@@ -10,8 +10,8 @@ from torch import nn
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.files import write_atomically
-from splitcast.engine.mixed import AnyState, MixedState
-from splitcast.engine.state import SHARES, State, started
+from splitcast.engine.mixed import AnyState, restored
+from splitcast.engine.state import SHARES, started
 from splitcast.model import make_model
 from splitcast.model.lora import merge_lora
 from splitcast.model.split import SplitModel
@@ -19,9 +19,8 @@ from splitcast.model.whole import whole
 from splitcast.run.records import Checkpoint, RunFolder
 from splitcast.run.strict import count, parsed
 from splitcast.schemes.program import Scheme
-from splitcast.schemes.schemes import make_scheme, placed
+from splitcast.schemes.schemes import make_scheme
 from splitcast.training.optimiser import make_optimiser
-from splitcast.training.placement import Fleet, Placed
 from splitcast.training.runtime import Runtime
 
 ABOUT = "inputs"
@@ -52,23 +51,26 @@ def trained_model(folder: Path) -> nn.Module:
     model = scheme.fitted(made)
     if stored.about.get("model") != model.fingerprint():
         raise SplitcastError(f"run: {folder} trained another model than arch {config.model.arch!r} makes now")
-    state = _state(config, stored, placed(config, scheme, model.depth), scheme, model)
+    state = _state(config, stored, scheme, model)
     shares = stored.tensors.get(SHARES, torch.ones(config.data.clients, dtype=dtype) / config.data.clients)
     if shares.shape != (config.data.clients,):
         raise SplitcastError(f"checkpoint: {SHARES} of {len(shares)} clients, not {config.data.clients}")
     return whole(model, state.averaged(shares))
 
 
-def _state(config: Config, stored: Checkpoint, held: Placed, scheme: Scheme, model: SplitModel) -> AnyState:
-    """The weights of all; of a run with one cut for all, where that was in the end."""
+def _state(config: Config, stored: Checkpoint, scheme: Scheme, model: SplitModel) -> AnyState:
+    """The weights of all, where blocks were in the end."""
     exact = scheme.sync.exact
     sides = [make_optimiser(config.train, exact=exact, server=server) for server in (False, True)]
-    runtime, copies = Runtime.of(config.train), stored.about["copies"]
-    if isinstance(held, Fleet):
-        return MixedState.from_tensors(stored.tensors, held, copies, started(model, held, sides, runtime))
-    placement = scheme.place(min(int(stored.about["cut"]), model.depth - 1), model.depth)
-    like = started(model, placement, sides, runtime)
-    return State.from_tensors(stored.tensors, placement, int(copies), like)
+    runtime = Runtime.of(config.train)
+    return restored(
+        stored.tensors,
+        stored.about,
+        config.data.clients,
+        scheme,
+        model.depth,
+        lambda placement: started(model, placement, sides, runtime),
+    )
 
 
 def export(folder: Path, file: Path) -> int:

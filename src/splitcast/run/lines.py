@@ -24,6 +24,7 @@ from splitcast.run.strict import (
     number,
     optional,
     parsed,
+    row,
     shortened,
     table,
     text,
@@ -66,6 +67,8 @@ class RoundRecord:
     """on real sites: those that failed in this round, and why"""
     uplink: str | None = None
     """format of smashed data, where it is chosen anew in every round"""
+    cuts: list[int] | None = None
+    """of every client, where a policy chooses them; ``cut`` is the least"""
 
     @property
     def bytes(self) -> int:
@@ -90,7 +93,10 @@ class LineError(Exception):
 def line_of(record: RoundRecord, before: str, chained: bool) -> tuple[bytes, str]:
     """The line of a record, with its newline, and its chain; refuses what `read_line` would refuse."""
     try:
-        body = json.dumps(vars(record) | {"failures": _clipped(record.failures)}, allow_nan=False).encode()
+        values = vars(record) | {"failures": _clipped(record.failures)}
+        if record.cuts is None:  # most runs have none
+            del values["cuts"]
+        body = json.dumps(values, allow_nan=False).encode()
         record_of(parsed(body))
     except (LineError, ValueError, TypeError):
         name = next((name for name, value in vars(record).items() if not _fits(name, value)), "record")
@@ -146,6 +152,7 @@ def record_of(values: Any) -> RoundRecord:
     if "rank" in made or "gamma" in made or "dropped_energy" in made:
         old = {name: made.pop(name) for name in OLD if name in made}
         made["metrics"] = made.get("metrics", {}) | {name: value for name, value in old.items() if value is not None}
+    made.setdefault("cuts", None)
     if len(made) == len(_FIELDS):
         whole_record = object.__new__(
             RoundRecord
@@ -305,6 +312,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "wall_s": optional(table(number)),
     "failures": optional(table(text)),
     "uplink": optional(text),
+    "cuts": optional(row(whole)),
     **dict.fromkeys(OLD, maybe_number),
 }
 _FIELDS = [field.name for field in fields(RoundRecord)]

@@ -26,9 +26,11 @@ from splitcast.cost.deadline import taking_part
 from splitcast.cost.memory import client_memory, refuse_large
 from splitcast.cost.pace import EqualShares
 from splitcast.cost.scenario import RoundClock, Scenario
+from splitcast.cutting.auto import is_auto
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.formats import measures
 from splitcast.cutting.policies import CutSelector, fixed_cut
+from splitcast.cutting.reassign import Reassign, period
 from splitcast.data import Dataset
 from splitcast.engine.asynchronous import AsyncSimulator
 from splitcast.engine.engine import Engine
@@ -38,6 +40,7 @@ from splitcast.model.split import Blocks, SplitModel
 from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
 from splitcast.run import writing
+from splitcast.run.auto import as_begun, decided
 from splitcast.run.export import inputs_of
 from splitcast.run.recording import recorded, summarise
 from splitcast.run.records import RoundRecord, RunFolder
@@ -47,7 +50,7 @@ from splitcast.theory import estimate_gamma
 from splitcast.theory.distortion import relative_errors
 from splitcast.training.measure import Measure
 from splitcast.training.optimiser import make_optimiser
-from splitcast.training.placement import Placed, Placement
+from splitcast.training.placement import Placed
 from splitcast.training.runtime import device_name
 from splitcast.training.task import Task, fit_targets, headline_of, make_task
 
@@ -126,6 +129,9 @@ def _train(
     if model is not None:
         model = as_split(config, model, dataset)
         config = with_values(config, arch=model.arch)
+    if is_auto(config):
+        begun = as_begun(config, folder) if folder and resume else config
+        config = resolved(decided(begun, dataset, model))
     given = {"dataset": dataset.name != config.data.dataset, "model": model is not None}
     own = [] if engine else [part for part, mine in given.items() if mine]
     samples = dataset.fingerprint() if folder else ""
@@ -149,9 +155,9 @@ def _train(
         folder.reconfigure(config)
     elif folder:
         folder.create(config)
-        if selector and config.policy.gamma_draws:
+        if isinstance(selector, CutSelector) and config.policy.gamma_draws:
             folder.save_measured("gamma", selector.world.scenario.config.network.gamma)
-        if selector and measures(config.policy):
+        if isinstance(selector, CutSelector) and measures(config.policy):
             folder.save_measured("errors", selector.world.scenario.config.policy.uplink_errors)
     spent = 0.0
     if selector:
@@ -162,9 +168,7 @@ def _train(
     while not ended(config, records, judged):
         t, ledger, scenario, uplink = len(records) + 1, Ledger(), clock.scenario, ""
         if selector:
-            now = engine.state.placement
-            assert isinstance(now, Placement)
-            placement = selector.choose(t, now if t > 1 else None, spent)
+            placement = selector.choose(t, engine.state.placement if t > 1 else None, spent)
             engine.place(placement, ledger, charge=config.policy.charge_migration and t > 1)
             uplink, scenario = selector.format(t, placement)
             if uplink:
@@ -201,7 +205,7 @@ def _train(
     return Result(records, summary, engine)
 
 
-def spent_on(record: RoundRecord, selector: CutSelector) -> float:
+def spent_on(record: RoundRecord, selector: CutSelector | Reassign) -> float:
     """What a recorded round cost."""
     return selector.cost(record.cut, record.latency_s, record.metrics.get("energy_j", 0.0), record.uplink or "")
 
@@ -362,6 +366,8 @@ def resolved(config: Config) -> Config:
     (8, 'int4', 'int8')
     """
     config = with_values(config, device=device_name(config.train.device))
+    if is_auto(config):  # the planner needs the model
+        return config
     cut, cuts = fixed_cut(config.policy.policy, config.split.cuts[0]), config.split.cuts
     if cut is None or cut < 1 or min(cuts) < 1:  # refused where the model is known
         return config
@@ -373,18 +379,20 @@ def resolved(config: Config) -> Config:
     return with_values(config, **settings)
 
 
-def chosen(config: Config) -> dict[str, Any]:
-    """What `resolved` wrote out for the scheme, where the configuration left it open.
+def chosen(config: Config, taken: Config | None = None) -> dict[str, Any]:
+    """What `resolved` wrote out for the scheme, or a run has ``taken``, where the configuration left it open.
 
     >>> chosen(with_values(Config(), scheme="sfl-tc", uplink_codec="int4", task="next-token"))["downlink_codec"]
     'lloyd:2'
     """
     left = leaves(with_values(config, device=device_name(config.train.device)))
-    return {name: value for name, value in leaves(resolved(config)).items() if value != left[name]}
+    return {name: value for name, value in leaves(taken or resolved(config)).items() if value != left[name]}
 
 
 def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
-    """Where blocks may be in a run."""
+    """Where blocks may be in a run; assignments keep to the memory of every client by themselves."""
+    if period(config.policy.policy):
+        return []
     moves = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
     return clock.scenario.placements() if moves else [engine.state.placement]
 
@@ -401,7 +409,7 @@ def make_clock(config: Config, engine: Engine) -> RoundClock:
 
 def make_selector(
     config: Config, engine: Engine, clock: RoundClock, dataset: Dataset, folder: RunFolder | None = None
-) -> CutSelector | None:
+) -> CutSelector | Reassign | None:
     """Who chooses cut and format of every round; None if both are fixed. A folder may hold what was measured before."""
     choice = config.policy
     if choice.gamma_draws and config.network.gamma:
@@ -411,6 +419,10 @@ def make_selector(
     scenario = clock.scenario
     if scenario.scheme.fixed_cut:
         raise SplitcastError(f"policy: {choice.policy!r} moves the cut; {scenario.scheme.name} needs fixed")
+    if period(choice.policy):
+        if choice.gamma_draws:
+            raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but {choice.policy} weighs seconds; leave it out")
+        return Reassign(scenario, choice.policy, charge=choice.charge_migration)
     if choice.gamma_draws:
         if not isinstance(engine, Simulator):
             raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")

@@ -18,6 +18,7 @@ from splitcast.base.config import Config
 from splitcast.cost.pace import energy_of_beginning
 from splitcast.cost.privacy import run_epsilon
 from splitcast.cost.scenario import RoundClock, RoundCost
+from splitcast.cutting.reassign import period
 from splitcast.data.batches import participants
 from splitcast.engine.engine import Engine, RoundReport
 from splitcast.run.records import RoundRecord
@@ -36,11 +37,11 @@ def summarise(config: Config, records: list[RoundRecord], seconds: float, judged
     return {
         "scheme": config.split.scheme,
         "policy": config.policy.policy,
-        "cut": records[-1].cut,
-        **({"cuts": list(config.split.cuts)} if len(config.split.cuts) > 1 else {}),
+        "cut": last.cut,
+        **({"cuts": cuts} if len(cuts := last.cuts or list(config.split.cuts)) > 1 else {}),
         "rounds_per_cut": dict(sorted(Counter(str(r.cut) for r in records).items())),
         **_per_uplink(records),
-        "moves": sum(a.cut != b.cut for a, b in pairwise(records)),
+        "moves": sum((a.cut, a.cuts) != (b.cut, b.cuts) for a, b in pairwise(records)),
         "rounds": len(records),
         "accuracy": last.test_accuracy,
         "best_accuracy": max(accuracies, default=None),
@@ -99,7 +100,7 @@ def recorded(
 ) -> RoundRecord:
     """The record of a round."""
     placement, ledger = engine.state.placement, report.ledger
-    train, held = clock.scenario.config.train, report.waited
+    train, held, clients = clock.scenario.config.train, report.waited, clock.scenario.cell.clients
     if held:
         joules = energy_of_beginning(clock.scenario, placement, t, report.clients)
         cost = RoundCost(held.seconds, held.client, held.part, joules)
@@ -108,7 +109,7 @@ def recorded(
     further = {f"test_{name}": value for name, value in tested.items() if name not in ("loss", "accuracy")}
     further |= {f"clients_{name}": value for name, value in own_tests.items()}
     if train.deadline_s and not held:
-        further["late"] = len(participants(train, clock.scenario.cell.clients, t)) - len(report.clients)
+        further["late"] = len(participants(train, clients, t)) - len(report.clients)
     every = ledger.metrics() | cost.energy_j | further
     metrics = {name: value for name, value in every.items() if math.isfinite(value)}
     return RoundRecord(
@@ -128,6 +129,7 @@ def recorded(
         metrics=metrics,
         wall_s=report.measured.seconds if report.measured else None,
         failures=report.measured.failures or None if report.measured else None,
+        cuts=[placement.of(n).cut for n in range(clients)] if period(clock.scenario.config.policy.policy) else None,
     )
 
 

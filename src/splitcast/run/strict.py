@@ -84,6 +84,17 @@ def table(check: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
     return checked
 
 
+def row(check: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
+    """A list of what ``check`` allows; the line that it is in limits how many."""
+
+    def checked(value: Any) -> list[Any]:
+        if type(value) is not list:
+            raise ValueError(shortened(value))
+        return [check(entry) for entry in value]
+
+    return checked
+
+
 def shortened(value: Any) -> str:
     """A foreign value for a message of one line.
 

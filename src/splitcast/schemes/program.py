@@ -309,9 +309,11 @@ class Scheme:
         """Whether all client halves are equal, and so known to the server, after round ``t``."""
         return t == 0 or self.syncs(t)
 
-    def moved(self, link: Any, down: int, up: int, everyone: Sequence[int]) -> None:
-        """Count blocks that changed sides before a round: values to everyone, and values from each."""
-        link.count("down", "migration", FP32.nbytes((down,)), everyone, broadcast=True)
+    def moved(self, link: Any, down: int | Sequence[int], up: int, everyone: Sequence[int]) -> None:
+        """Count blocks that changed sides before a round: values to everyone, or to each up to its number of them, and
+        values from each."""
+        sizes = FP32.nbytes((down,)) if isinstance(down, int) else [FP32.nbytes((n,)) for n in down]
+        link.count("down", "migration", sizes, everyone, broadcast=True)
         link.count("up", "migration", FP32.nbytes((up,)), everyone)
 
     def settings(self) -> dict[str, Any]:

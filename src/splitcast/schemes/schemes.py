@@ -201,7 +201,7 @@ class SplitLearning(Split):
     def equal_after(self, t: int) -> bool:
         return True
 
-    def moved(self, link: Any, down: int, up: int, everyone: Sequence[int]) -> None:
+    def moved(self, link: Any, down: int | Sequence[int], up: int, everyone: Sequence[int]) -> None:
         """Nothing: who is next is handed the whole half anyway."""
 
 

@@ -9,7 +9,9 @@ import numpy as np
 
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
+from splitcast.base.sections import shown_cut
 from splitcast.data import Dataset
+from splitcast.run.auto import as_begun, decided
 from splitcast.run.headline import headline
 from splitcast.run.loop import (
     OnRound,
@@ -89,8 +91,9 @@ def compare(
     config = with_clients(config, dataset)
     configs = {name: resolved(with_values(config, scheme=name)) for name in schemes}
     for each in configs.values():  # refuse bad input before anything is trained
-        simulator = make_simulator(each, dataset)
-        make_selector(each, simulator, make_clock(each, simulator), dataset)
+        made = resolved(decided(each, dataset))
+        simulator = make_simulator(made, dataset)
+        make_selector(made, simulator, make_clock(made, simulator), dataset)
     first = config.train.seed
     runs: dict[str, list[list[RoundRecord]]] = {name: [] for name in schemes}
     for seed in range(first, first + seeds):  # all schemes with one seed, then with the next: more seeds may come later
@@ -105,6 +108,7 @@ def _run(config: Config, path: Path, dataset: Dataset, watch: Watch, judged: Mea
     """The rounds of one training: done, continued, or read."""
     folder = RunFolder(path)
     known = folder.config_file.is_file()
+    config = resolved(as_begun(config, folder) if known else decided(config, dataset))
     if known and resolved(folder.config()) != config:
         raise SplitcastError(f"out: {path} holds a run with another configuration; choose another folder")
     if not known and not folder.is_vacant():
@@ -125,7 +129,7 @@ def title_of(config: Config) -> str:
         "shards": f"{config.data.classes_per_client} classes per client",
     }.get(config.data.partition, config.data.partition)
     policy = config.policy.policy
-    cut = f"cut {','.join(str(cut) for cut in config.split.cuts)}" if policy == "fixed" else f"policy {policy}"
+    cut = f"cut {shown_cut(config.split.cut)}" if policy == "fixed" else f"policy {policy}"
     return (
         f"{config.data.dataset}, {spread}, {config.data.clients} clients, {cut}, "
         f"batch {config.train.batch}, {config.train.local_steps} local step(s), lr {config.train.lr:g}"

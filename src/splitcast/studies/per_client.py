@@ -1,26 +1,21 @@
-"""Planning a cut for every client: who should hold what, and what it is worth (`cutting.assign`)."""
+"""Planning a cut for every client: who should hold what, and what it is worth (`cutting.fleet`)."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from splitcast.allocate.allocate import allocate
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.cost.cell import Array, per_client
-from splitcast.cost.clock import ALLOCATORS, Allocator, time_rounds
+from splitcast.cost.cell import Array
+from splitcast.cost.clock import ALLOCATORS, time_rounds
 from splitcast.cost.conditions import Conditions
-from splitcast.cost.memory import GB, client_memory
 from splitcast.cost.scenario import Scenario
-from splitcast.cost.stages import Stage
-from splitcast.cutting.assign import assign
-from splitcast.cutting.menu import Menu, timed
+from splitcast.cutting.fleet import FleetPlanner, mean_round, refuse_choices
 from splitcast.model.split import SplitModel
 from splitcast.schemes.schemes import placed
 from splitcast.studies.plan import scenario_of
-from splitcast.training.placement import Fleet, Placed, Placement
+from splitcast.training.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -66,24 +61,12 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     """
     if draws < 1:
         raise SplitcastError(f"draws: {draws}; must be at least 1")
-    refuse_choices(config)
-    if cap := config.network.energy_cap_j:
-        raise SplitcastError(
-            f"energy_cap_j: {cap:g}; must be 0 for cuts of each client, whose joules have a price at most"
-        )
     scenario = scenario_of(config, model)
-    placements = scenario.placements()
-    if len(placements) < 2:
-        raise SplitcastError(f"scheme: {scenario.scheme.name} has no cut to choose")
-    every = tuple(placements[k % len(placements)].cut for k in range(config.data.clients))
-    placed(with_values(config, cut=every), scenario.scheme, scenario.model.depth)  # refuses what training would
-    model, optimiser, train = scenario.model, scenario.optimiser, scenario.config.train
-    needs = [client_memory(model, p, optimiser, train.batch, recompute=train.recompute) for p in placements]
-    held = np.array([need.total / GB for need in needs])
-    found = assign(menu_of(scenario, draws, allowed(scenario, held)))
-    chosen = [placements[k] for k in found.cuts]
-    seconds, joules = mean_round(scenario, Fleet.of_clients(chosen), draws)
-    common = placements[found.common].cut if found.common >= 0 else 0
+    planner, met = FleetPlanner(scenario), _met(scenario, draws)
+    found = planner.best(met)
+    chosen = [planner.placements[k] for k in found.cuts]
+    seconds, joules = mean_round(scenario, planner.fleet(found), met)
+    common = planner.placements[found.common].cut if found.common >= 0 else 0
     return PerClientPlan(
         scheme=scenario.scheme.name,
         draws=draws,
@@ -97,53 +80,8 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
         common_cut=common,
         common_s=found.common_s,
         gain=found.gain,
-        memory_gb=held[found.cuts].tolist(),
+        memory_gb=planner.held_gb[found.cuts].tolist(),
     )
-
-
-def mean_round(scenario: Scenario, placed: Placed, draws: int) -> tuple[float, Array]:
-    """Seconds, and joules of each client (N,), of a mean round; client halves are averaged as often as the scheme
-    does."""
-    (clock,) = time_rounds([_cycle(scenario, placed)], scenario.cell, _met(scenario, draws), _allocator(scenario))
-    rounds = max(1, scenario.scheme.sync_every)
-    return float(clock.seconds.mean()) / rounds, np.add(*clock.spent_j(scenario.cell.clients)).mean(0) / rounds
-
-
-def _cycle(scenario: Scenario, placed: Placed) -> list[Stage]:
-    """The stages of as many rounds as it takes until halves are averaged."""
-    return [s for t in range(1, max(1, scenario.scheme.sync_every) + 1) for s in scenario.stages(placed, t)]
-
-
-def _met(scenario: Scenario, draws: int) -> Conditions:
-    return scenario.conditions(range(1, draws + 1))
-
-
-def _allocator(scenario: Scenario) -> Allocator:
-    return scenario.allocator if scenario.config.network.energy_weight else allocate
-
-
-def menu_of(scenario: Scenario, draws: int, allowed: NDArray[np.bool_]) -> Menu:
-    """What each client may choose from for the channel of the first ``draws`` rounds; client halves are averaged as
-    often as the scheme does."""
-    places, n, price = scenario.placements(), scenario.cell.clients, scenario.config.network.energy_weight
-    cycle, rounds = [_cycle(scenario, place) for place in places], max(1, scenario.scheme.sync_every)
-    menu = Menu.of(scenario.cell, cycle, _met(scenario, draws), allowed, rounds, price)
-    seconds, joules = mean_round(scenario, Fleet.of_clients([places[k % len(places)] for k in range(n)]), draws)
-    (found,) = timed(menu, np.arange(n)[None] % len(places))
-    if not np.isclose(found, seconds + price * joules.sum(), rtol=1e-6):
-        name = scenario.scheme.name
-        raise SplitcastError(f"scheme: what a client of {name} does depends on the cuts of others; give --cut instead")
-    return menu
-
-
-def allowed(scenario: Scenario, held_gb: Array) -> NDArray[np.bool_]:
-    """Which cuts keep privacy and fit into the memory of each client, (N, V)."""
-    net, n = scenario.config.network, scenario.cell.clients
-    private = np.array(scenario.legal(scenario.placements()))
-    if not net.client_memory_gb:
-        return np.broadcast_to(private, (n, len(private)))
-    room = per_client("client_memory_gb", net.client_memory_gb, n)
-    return private & (held_gb <= room[:, None])
 
 
 @dataclass(frozen=True)
@@ -166,12 +104,6 @@ class BatchPlan:
         return asdict(self)
 
 
-def refuse_choices(config: Config) -> None:
-    """For plans in which clients differ."""
-    if config.policy.uplink_choices:
-        raise SplitcastError("uplink_choices: a plan for every client needs one format; give uplink_codec instead")
-
-
 def plan_batches(config: Config, draws: int = 4, model: SplitModel | None = None) -> BatchPlan:
     """Regulated batches at the cut of ``config``, and mean rounds timed by its allocator, with them and without.
 
@@ -186,7 +118,7 @@ def plan_batches(config: Config, draws: int = 4, model: SplitModel | None = None
 
     def seconds(batches: tuple[int, ...]) -> float:
         some = scenario_of(with_values(config, batches=batches), model)
-        return mean_round(some, some.place(cut), draws)[0]
+        return mean_round(some, some.place(cut), _met(some, draws))[0]
 
     scenario = scenario_of(with_values(config, batches=()), model)
     cut = placed(config, scenario.scheme, scenario.model.depth).cut
@@ -223,6 +155,10 @@ def regulated(scenario: Scenario, placement: Placement, draws: int = 1) -> tuple
     """
     each, most = _sample_s(scenario, placement, draws), scenario.config.train.batch
     return _sizes(most * float(each.min()), each, most)
+
+
+def _met(scenario: Scenario, draws: int) -> Conditions:
+    return scenario.conditions(range(1, draws + 1))
 
 
 def _sizes(theta: float, each: Array, most: int) -> tuple[int, ...]:

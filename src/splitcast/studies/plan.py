@@ -25,6 +25,7 @@ from splitcast.cost.privacy import client_fraction, privacy
 from splitcast.cost.scenario import Scenario, none_private
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
+from splitcast.cutting.auto import open_cut
 from splitcast.cutting.formats import Formats
 from splitcast.data import NAMES
 from splitcast.model import make_model
@@ -212,6 +213,7 @@ def _allowed(scenarios: Sequence[Scenario]) -> list[list[bool]]:
 
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
     """The scenario a configuration describes; data of your own are loaded for the shape of a sample."""
+    config = open_cut(config)
     if config.data.dataset in SHAPES:
         (shape, known_classes), dtype = SHAPES[config.data.dataset], torch.float32
     else:

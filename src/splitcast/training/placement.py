@@ -4,7 +4,7 @@ Split learning has two, clients then server; FedAvg has one; with labels at home
 clients' again. Clients of equal placements form a cohort and run together.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -122,6 +122,12 @@ class Placement:
         """The placements that there are."""
         return (self,)
 
+    @property
+    def blocks(self) -> frozenset[int]:
+        """The clients', from 0."""
+        mine = (segment for segment in self.segments if segment.side == "client")
+        return frozenset(block for segment in mine for block in range(segment.start, segment.stop))
+
     def on_client(self, name: str) -> bool:
         """Whether clients hold a parameter or buffer."""
         return self.side(name) == "client"
@@ -193,3 +199,16 @@ def among(placed: Placed, clients: Iterable[int]) -> list[tuple[Placement, list[
     there = set(clients)
     found = [(place, [n for n in ids if n in there]) for place, ids in placed.cohorts.items()]
     return [(place, ids) for place, ids in found if ids]
+
+
+def heard(now: Placed, then: Placed, values: Mapping[int, int], clients: int) -> dict[int, int]:
+    """Values that each client listens to that gets blocks, if all of these are broadcast one after the other, each of
+    so many ``values``, and everybody stops listening after its last.
+
+    >>> now, then = (Fleet.of_clients([Placement.split(cut, 4) for cut in cuts]) for cuts in ((1, 2, 2), (3, 3, 1)))
+    >>> heard(now, then, {0: 1, 1: 10, 2: 100, 3: 1000}, clients=3)
+    {0: 110, 1: 110}
+    """
+    gets = {n: {b for b in then.of(n).blocks - now.of(n).blocks if values.get(b)} for n in range(clients)}
+    sent = sorted(set().union(*gets.values()))
+    return {n: sum(values[b] for b in sent if b <= max(mine)) for n, mine in gets.items() if mine}

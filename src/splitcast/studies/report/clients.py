@@ -21,11 +21,12 @@ from splitcast.cost.latency import PARTS
 from splitcast.cost.memory import client_memory
 from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
+from splitcast.cutting.reassign import move_events
 from splitcast.run.records import RoundRecord
 from splitcast.schemes.messages import Event, Ledger, Message
 from splitcast.schemes.schemes import placed
 from splitcast.studies.plan import scenario_of
-from splitcast.training.placement import Placed, Placement
+from splitcast.training.placement import Fleet, Placed, Placement
 
 MOST = 20_000
 """Rounds of a long run that are timed again, evenly spaced."""
@@ -67,23 +68,31 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
     """Time the recorded rounds again. A `SplitcastError` says why they cannot be."""
     if config.train.wait_for:
         raise SplitcastError(f"latency: with wait_for {config.train.wait_for} the server did not wait; rounds overlap")
+    before = {record.round + 1: record.cuts for record in records}
     records = records[:: -(-len(records) // MOST)]
     scenario = scenario_of(config)
     placements = {placement.cut: placement for placement in scenario.placements()}
     mixed = placed(config, scenario.scheme, scenario.model.depth) if len(config.split.cuts) > 1 else None
+
+    def held_at(cuts: Sequence[int]) -> Placed:
+        if unknown := [cut for cut in cuts if cut not in placements]:
+            raise SplitcastError(f"latency: the model of this configuration cannot be cut at {unknown[0]}")
+        return Fleet.of_clients([placements[cut] for cut in cuts])
+
     formats = {uplink: scenario.sending(uplink) if uplink else scenario for uplink in {r.uplink for r in records}}
     alike: dict[tuple[Stage, ...], list[RoundRecord]] = defaultdict(list)
     known: dict[Any, tuple[Stage, ...]] = {}
     for record in records:
-        placement = mixed or placements.get(record.cut)
-        if placement is None:
-            raise SplitcastError(f"latency: the model of this configuration cannot be cut at {record.cut}")
+        placement, last = mixed or held_at(record.cuts or [record.cut]), before.get(record.round)
         here = formats[record.uplink]
         clients = taking_part(here, placement, record.round)
         kind = scenario.scheme.at(placement).kind(record.round)
-        sent = (record.cut, record.uplink, kind, clients.tobytes(), *sorted(record.kinds.items()))
+        sent = (placement, record.uplink, last and tuple(last), kind, clients.tobytes(), *sorted(record.kinds.items()))
         if sent not in known:
-            known[sent] = tuple(_stages(here, placement, record, clients.tolist()))
+            moved = _moved(scenario, record)
+            if last and "down.migration" in record.kinds:
+                moved = move_events(scenario, held_at(last), placement)
+            known[sent] = tuple(_stages(here, placement, record, clients.tolist(), moved))
         alike[known[sent]].append(record)
     total = np.zeros((scenario.cell.clients, len(PARTS) + 2))
     spent, own, mismatch = np.zeros((2, scenario.cell.clients)), [], 0.0
@@ -109,7 +118,7 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         own.append(alone)
     mean, (compute_j, air_j) = total.T / len(records), spent / len(records)  # (7, N), (N,) each
     seconds = dict(zip((*PARTS, "waiting", "absent"), mean.tolist(), strict=True))
-    held = holdings(scenario, mixed or placements[records[-1].cut])
+    held = holdings(scenario, mixed or held_at(records[-1].cuts or [records[-1].cut]))
     busy_s = [_quantiles(each[np.isfinite(each)]) for each in np.concatenate(own).T]
     return Breakdown(seconds, (compute_j + air_j).tolist(), air_j.tolist(), busy_s, mismatch, len(records), held)
 
@@ -144,12 +153,19 @@ def _with_rest(busy: Array, seconds: float, present: set[int]) -> Array:
     return busy
 
 
-def _stages(scenario: Scenario, placement: Placed, record: RoundRecord, clients: list[int]) -> list[Stage]:
+def _stages(
+    scenario: Scenario, placement: Placed, record: RoundRecord, clients: list[int], moved: list[Event]
+) -> list[Stage]:
+    planned = scenario.dry(placement, record.round, clients)
+    return scenario.stages_of([*moved, *_as_recorded(planned, record.kinds)], placement)
+
+
+def _moved(scenario: Scenario, record: RoundRecord) -> list[Event]:
+    """A move of the one cut of all clients."""
     moved, everyone = Ledger(), scenario.cell.clients
     moved.broadcast("migration", record.kinds.get("down.migration", 0), range(everyone))
     moved.unicast("up", "migration", record.kinds.get("up.migration", 0) // everyone, range(everyone))
-    planned = scenario.dry(placement, record.round, clients)
-    return scenario.stages_of([*moved.events, *_as_recorded(planned, record.kinds)], placement)
+    return moved.events
 
 
 def _as_recorded(planned: Ledger, kinds: dict[str, int]) -> list[Event]:

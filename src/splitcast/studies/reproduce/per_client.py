@@ -9,7 +9,7 @@ from matplotlib import colormaps
 from splitcast.base.config import Config, with_values
 from splitcast.cost.cell import Array
 from splitcast.cutting.assign import assign
-from splitcast.studies.per_client import menu_of
+from splitcast.cutting.fleet import FleetPlanner
 from splitcast.studies.plan import scenario_of
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row
 from splitcast.studies.reproduce.study import Study, model_of
@@ -78,7 +78,7 @@ def gain(
     allowed = np.ones((CLIENTS, len(scenario.placements())), dtype=bool)
     if limited:
         allowed[::2, 1:] = False
-    return assign(menu_of(scenario, 1, allowed)).gain
+    return assign(FleetPlanner(scenario).menu(scenario.conditions([1]), allowed)).gain
 
 
 def fleet(base: Config, scheme: str, clients: int, seed: int, band_mhz: float, speeds_ghz: Sequence[float]) -> Config:

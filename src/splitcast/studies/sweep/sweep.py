@@ -14,6 +14,7 @@ from typing import Any
 from splitcast.base.config import to_toml
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.files import lock_folder, write_atomically
+from splitcast.run.auto import as_begun
 from splitcast.run.loop import resolved
 from splitcast.run.records import RunFolder
 from splitcast.studies.sweep.points import Point
@@ -61,7 +62,7 @@ def sweep(
 def _finished(point: Point, out: Path) -> bool:
     """Whether a run is complete; refuses the folder of another."""
     folder = RunFolder(out / point.name)
-    if folder.config_file.is_file() and resolved(folder.config()) != resolved(point.config):
+    if folder.config_file.is_file() and resolved(folder.config()) != resolved(as_begun(point.config, folder)):
         raise SplitcastError(f"out: {folder.path} holds a run with another configuration; choose another folder")
     return folder.summary_file.is_file()
 
