@@ -77,5 +77,5 @@ class Cpsl(Split):
     def equal_after(self, t: int) -> bool:
         return True
 
-    def moved(self, link: Any, down: int, up: int, everyone: Sequence[int]) -> None:
+    def moved(self, link: Any, down: int | Sequence[int], up: int, everyone: Sequence[int]) -> None:
         """Nothing: who is next is given the whole half anyway."""
