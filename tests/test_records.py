@@ -491,6 +491,7 @@ HOSTILE = {
     "metrics": [None, {"rank": None}, {"rank": "8"}, {"rank": True}, {"\ud800": 1.0}],
     "wall_s": [1.0, {"up": None}],
     "failures": ["x", {"site": 1}, {"site": None}],
+    "cuts": [1, "1", {"0": 1}, [1.0], [None], [True], [[1]], [2**63]],
 }
 
 

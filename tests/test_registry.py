@@ -452,7 +452,7 @@ def test_policies_by_name():
     for name in ("gredy", "ddqn", "ddqn:"):
         assert refusal(policy, name) == (
             f"policy: unknown {name!r}; choose one of random, greedy, myopic, fixed, fixed:V, lookahead, rollout, "
-            "clairvoyant, bargain, ddqn:FILE, or module:function of yours"
+            "clairvoyant, bargain, assign:K, ddqn:FILE, or module:function of yours"
         )
     for name in ("fixed:", "fixed:two", "fixed:--1", "fixed:²", "fixed:1.0"):
         assert refusal(policy, name) == f"policy: {name!r}; give the cut as a number, fixed:1"
