@@ -44,8 +44,9 @@ def test_moving_cuts_of_single_clients_leaves_federated_averaging(tau, optimiser
     assert close(flat(moving), run(whole, 6))
 
 
-def test_split_learning_hands_on_whatever_the_cuts():
-    moving, still = engine("sl", (1, 4, 2, 2), 2, momentum=0.9), engine("sl", 1, 2, momentum=0.9)
+@pytest.mark.parametrize("name", ["sl", "cpsl"])
+def test_halves_that_are_handed_on_cost_nothing_to_move(name):
+    moving, still = engine(name, (1, 4, 2, 2), 2, momentum=0.9), engine(name, 1, 2, momentum=0.9)
     for t in range(1, 5):
         ledger = Ledger()
         moving.place(fleet(RNG.integers(1, 5, size=len(SIZES))), ledger)

@@ -492,6 +492,7 @@ HOSTILE = {
     "wall_s": [1.0, {"up": None}],
     "failures": ["x", {"site": 1}, {"site": None}],
     "uplink": [1, ["int8"], "x" * 1001, "\ud800"],
+    "cuts": [1, "1", {"0": 1}, [1.0], [None], [True], [[1]], [2**63]],
 }
 
 

@@ -48,7 +48,7 @@ def best_placed(scenario: Scenario) -> Placed:
     config, places = scenario.config, scenario.placements()
     met = scenario.conditions(range(1, min(DRAWS, config.train.rounds) + 1))
     may = allowed(scenario)
-    common = [place for place, good in zip(places, np.asarray(may.all(0)), strict=True) if good]
+    common = [places[k] for k in np.flatnonzero(may.all(0))]
     try:
         fleet = FleetPlanner(scenario) if len(places) > 1 and not config.train.wait_for else None
     except SplitcastError:  # one cut for all, then
