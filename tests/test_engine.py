@@ -41,7 +41,7 @@ def data(sizes):
 def engine(name, cut, tau, *, sizes=SIZES, split=None, made=blocks, **train):
     x, y, parts = data(sizes)
     settings = {"scheme": name, "cut": cut, "batch": 6, "local_steps": tau, "lr": 0.1, "dtype": "float64"}
-    config = with_values(Config(), **settings, clients=len(sizes), **train, **(split or {}))
+    config = with_values(Config(), clients=len(sizes), **(settings | train), **(split or {}))
     return Simulator(config, SplitModel(made(), (1, 6, 6)), Classification(CLASSES), x, y, parts)
 
 
@@ -87,6 +87,13 @@ def close(a, b):
 def test_engine_equals_the_naive_loop(name, cut, tau):
     sim = engine(name, cut, tau)
     assert close(run(sim), naive_after(sim, cut))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", ["sfl-ga", "fl"])
+def test_few_rows_equal_the_naive_loop(name, batch):
+    sim = engine(name, 4, 3, batch=batch)
+    assert close(run(sim), naive_after(sim, 4))
 
 
 @pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "fl", "sl"])

@@ -179,6 +179,9 @@ class _StackedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: _Sink) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sink = sink
+        if x.shape[1] == 4:  # in 3/4 of the time with MKL; with 1 to 3 or 6 to 12 rows this way would be slower
+            out = torch.bmm(weight, x.transpose(1, 2)).transpose(1, 2).contiguous()
+            return out if bias is None else out.add_(bias[:, None])
         if bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))

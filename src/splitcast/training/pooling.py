@@ -50,6 +50,7 @@ class _MaxPool(torch.autograd.Function):
         x, *ctx.window = inputs
         ctx.save_for_backward(x, output[1])
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # of places it would be zeros
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
@@ -58,8 +59,9 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, *window: Any) -> Any:
-        """Clients and samples in the order in which they are: images are pooled each by itself."""
-        at = in_dims[0] if in_dims[0] in (0, 1) else 0
-        x = x.movedim(in_dims[0], at)
+        """Clients and samples in the order in which memory has them: images are pooled each by itself."""
+        x = x.movedim(in_dims[0], 0)
+        at = int(x.stride(0) < x.stride(1))
+        x = x.movedim(0, at)
         found = _MaxPool.apply(x.flatten(0, 1), *window)  # type: ignore[no-untyped-call]
         return tuple(v.unflatten(0, x.shape[:2]) for v in found), (at, at)
