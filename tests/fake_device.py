@@ -74,7 +74,8 @@ def values():
 def rounds(scheme, model=CNN, **settings):
     """Two rounds, a move of the cut where there is one, a test, a checkpoint; returns the reads of the first round."""
     if scheme in ("sfl-replay", "sfl-tc"):  # with a step, since without values none can be searched for
-        settings = {"uplink_codec": "transform:0.5", "downlink_codec": "transform:0.5"} | settings
+        codecs = dict.fromkeys(("uplink_codec", "downlink_codec"), "transform:0.5")
+        settings = codecs | {"sfl-replay.steps": 2} | settings
     given = {"scheme": scheme, "clients": CLIENTS, "batch": 4, "device": "gpu:0", "rounds": 2, "cut": 1}
     config = with_values(Config(), **given | settings)
     model = make_scheme(config).fitted(model)

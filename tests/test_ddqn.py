@@ -141,7 +141,7 @@ def test_breaking_privacy_does_not_pay():
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1e-4, 1e-3, 1e-2])
 def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):
-    config = with_values(Config(), workload="paper", epsilon=epsilon, charge_migration=False)
+    config = with_values(Config(), workload="paper", epsilon=epsilon, charge_migration=False, rounds=40)
     learned = learn_policy(config, LearnConfig())
     assert learned.regret < 0.02
     assert learned.row("ddqn").violations == 0
@@ -150,5 +150,5 @@ def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):
 
 @pytest.mark.slow
 def test_with_moves_charged_it_beats_greedy_which_ignores_them():
-    learned = learn_policy(with_values(Config(), workload="paper", epsilon=1e-4), LearnConfig())
+    learned = learn_policy(with_values(Config(), workload="paper", epsilon=1e-4, rounds=40), LearnConfig())
     assert learned.row("clairvoyant").cost <= learned.row("ddqn").cost < 0.95 * learned.row("greedy").cost

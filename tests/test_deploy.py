@@ -10,6 +10,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ def test_without_a_certificate_of_this_authority_nobody_is_heard(live, tmp_path)
 def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     """From the command line, with kill -9 in the middle: adapters of a llama, labels at home, formats for tokens."""
     config, out = tmp_path / "c.toml", tmp_path / "run"
-    often = {"rounds": 120, "checkpoint_every": 5, "eval_every": 120, "local_steps": 1}
+    often = {"rounds": 60, "checkpoint_every": 5, "eval_every": 60, "local_steps": 1}
     config.write_text(to_toml(texts(CONFIG, tmp_path, scheme="sfl-tc", labels_at_home=True, **often)))
 
     killed = []
@@ -185,9 +186,9 @@ def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     killer.start()
     main(["deploy", "run", str(config), "--folder", str(live), "--out", str(out), "--json"])
     killer.join()
-    assert json.loads(capsys.readouterr().out)["rounds"] == 120
+    assert json.loads(capsys.readouterr().out)["rounds"] == 60
     records = RunFolder(out).rounds()
-    assert [record.round for record in records] == list(range(1, 121))
+    assert [record.round for record in records] == list(range(1, 61))
     assert len(killed) == 1 and any(record.clients == 2 for record in records[killed[0] :])  # it is back
     assert RunFolder(out).summary()["command"].startswith(Path(sys.argv[0]).name)
 
@@ -217,6 +218,46 @@ def test_bad_input_to_a_live_deployment_names_the_site_and_the_fix(live, tmp_pat
     finally:
         told.write_text(before)
     assert "site-2: data: /nowhere/rows.npz does not exist" in line and "splitcast.toml" in line
+
+
+class Session:
+    """Of a server that has these states of a job to tell, one after the other, the last for ever."""
+
+    def __init__(self, *states, there=True):
+        self.states, self.there, self.aborted = [*states], there, 0
+
+    def get_job_status(self, job):
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+    def get_system_info(self):
+        return SimpleNamespace(server_info=SimpleNamespace(start_time=1.0))
+
+    def abort_job(self, job):
+        self.aborted += 1
+        if not self.there:
+            raise RuntimeError(f"failed to abort job: internal_error, Job {job} is not running.")
+
+    def close(self):
+        raise AssertionError("the session is still good")
+
+
+@pytest.mark.parametrize(
+    ("session", "aborted"),
+    [
+        (Session("RUNNING", "RUNNING", "FINISHED:ABORTED"), 1),  # once, and waited for
+        (Session("RUNNING", there=False), 1),  # of a server before this one: nothing to wait for
+        (Session("FINISHED:COMPLETED"), 0),
+    ],
+)
+def test_a_job_is_ended_once_and_not_waited_for_if_its_server_is_gone(tmp_path, monkeypatch, session, aborted):
+    (tmp_path / "operator/startup").mkdir(parents=True)
+    operator = Operator(tmp_path)
+    operator.session = session
+    naps = []
+    monkeypatch.setattr(console.time, "sleep", naps.append)
+    operator.end("it")
+    assert session.aborted == aborted and len(naps) == (2 if session.there and aborted else 0)
+    assert len(session.states) == 1
 
 
 def test_kits_are_locked_up_and_bring_no_shell(tmp_path, capsys):

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from splitcast.base.config import Config, ModelConfig, with_values
 from splitcast.base.errors import SplitcastError, imports_allowed
@@ -144,6 +146,17 @@ def test_blocks_together_are_the_module(kind, names):
     with model.evaluating():
         assert torch.allclose(model.forward(model.initial(torch.float64), x, 0, model.depth), module(x), atol=1e-12)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("kind", [ResNet, Recurrent, Attending])
+def test_flops_of_blocks_are_those_that_torch_counts_of_the_module(kind):
+    module, x = made(kind).eval(), samples(1)
+    model = SplitModel.of(module, x)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as forward:
+        out = module(x)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert model.flops(0, model.depth) == (forward.get_total_flops(), backward.get_total_flops())
 
 
 def test_a_module_keeps_its_mode():

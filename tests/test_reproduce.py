@@ -3,13 +3,14 @@
 import csv
 import json
 from dataclasses import replace
+from functools import cached_property
 
 import pytest
 import torch
 
 from splitcast.base.config import Config, LearnConfig, leaves, with_values
 from splitcast.cli.main import main
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import load_data, make_simulator, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, text
 from splitcast.studies.reproduce.draw import reached, to_target
@@ -19,9 +20,9 @@ from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 
 
-def study(path, **values):
+def study(path, kind=Study, **values):
     learning = LearnConfig(episodes=20, explore_episodes=10, held_out=2)
-    return Study(TINY, (0, 1), path, full=False, episode=4, learning=learning, **values)
+    return kind(TINY, (0, 1), path, full=False, episode=4, learning=learning, **values)
 
 
 def record(round_, accuracy, megabytes=1.0, seconds=2.0):
@@ -30,11 +31,24 @@ def record(round_, accuracy, megabytes=1.0, seconds=2.0):
     return RoundRecord(round=round_, latency_s=seconds, test_accuracy=accuracy, **traffic, **rest)
 
 
+class Small(Study):
+    """A study of a fifth of the samples."""
+
+    @cached_property
+    def dataset(self):
+        whole = load_data(self.base)
+        rows = {name: getattr(whole, name) for name in ("train_x", "train_y", "test_x", "test_y")}
+        return replace(whole, **{name: held[: len(held) // 5] for name, held in rows.items()})
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Every figure, drawn once for all tests of this module."""
-    here = study(tmp_path_factory.mktemp("reproduce"))
-    return here, {name: draw(here) for name, draw in FIGURES.items() if name not in TEXTS}
+    """Every figure, drawn once for all tests of this module; the lengths of the rate are short ones."""
+    here = study(tmp_path_factory.mktemp("reproduce"), Small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rate, "USUAL", {"rounds": 4, "clients": 5, "local_steps": 1})
+        patch.setattr(rate, "AXES", {axis: (field, (1, 2, 4)) for axis, (field, _) in rate.AXES.items()})
+        return here, {name: draw(here) for name, draw in FIGURES.items() if name not in TEXTS}
 
 
 def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):

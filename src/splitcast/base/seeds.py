@@ -47,3 +47,14 @@ def torch_seed(seed: int, role: Role, *counters: int) -> int:
 def torch_stream(seed: int, role: Role, *counters: int) -> torch.Generator:
     """As `stream`, for torch."""
     return torch.Generator().manual_seed(torch_seed(seed, role, *counters))
+
+
+def seed_torch(seed: int) -> None:
+    """`torch.manual_seed`; where there is no accelerator, without the calls that it keeps for one that may come.
+
+    It keeps three of them, each with the stack it was called from, for ever: a millisecond, and memory, every round.
+    """
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

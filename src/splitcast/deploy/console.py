@@ -67,14 +67,19 @@ class Operator:
         )
 
     def end(self, job: str) -> None:
-        """Abort a job unless it has ended, and wait for that a little: two jobs must not write one run folder."""
+        """Abort a job unless it has ended, and wait for that a little: two jobs must not write one run folder.
+
+        A server that was started again calls the jobs of the one before running for ever, and has none to abort.
+        """
         if not job:
             return
         deadline = time.monotonic() + ABORT_S
-        asked = False
+        there = None
         while (seen := self.look(job)) and not seen[0].startswith("FINISHED") and time.monotonic() < deadline:
-            if not asked:
-                asked = self.ask(lambda session: str(session.abort_job(job))) is not None
+            if there is None:
+                there = self.ask(lambda session: _abort(session, job))
+            if there is False:
+                return
             time.sleep(0.5)
 
     def submit(
@@ -115,3 +120,14 @@ class Operator:
         if job is None:
             raise SplitcastError("server: did not take the job; try again with --resume")
         return str(job)
+
+
+def _abort(session: Any, job: str) -> bool:
+    """Whether there was something to abort."""
+    try:
+        session.abort_job(job)
+    except Exception as error:
+        if "is not running" in str(error):
+            return False
+        raise
+    return True

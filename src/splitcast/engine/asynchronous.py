@@ -28,7 +28,7 @@ from torch import Tensor
 
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.errors import SplitcastError
-from splitcast.base.seeds import torch_seed
+from splitcast.base.seeds import seed_torch, torch_seed
 from splitcast.engine.cohort import SimulatedClients, SimulatedCohort
 from splitcast.engine.engine import RoundReport, Waited
 from splitcast.engine.links import CountingLink, SimulatedLink
@@ -87,7 +87,7 @@ class AsyncSimulator(Simulator):
         begin = np.array(sorted(set(range(len(self.sizes))) - set(self.flights)))
         cohort, link = BeginningCohort(self, t, begin, ledger), SimulatedLink(ledger, self.train.seed)
         with self.runtime.fork_rng():
-            torch.manual_seed(torch_seed(self.train.seed, "layers", t))
+            seed_torch(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, state, link)
         seconds, parts = self.pace(t)
         for n, (client, server) in cohort.arrived.items():

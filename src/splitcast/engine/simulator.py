@@ -17,7 +17,7 @@ from torch import Tensor
 from splitcast.base.codec import FP32, Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
-from splitcast.base.seeds import stream, torch_seed
+from splitcast.base.seeds import seed_torch, stream, torch_seed
 from splitcast.data.augment import find_augment
 from splitcast.data.batches import draw_batches, in_turn, own_order, participants
 from splitcast.engine.cohort import SimulatedCohort
@@ -171,7 +171,7 @@ class Simulator:
             self.differences.begin(self.state.client)
         cohort = SimulatedCohort(self, t, who, ledger)
         with self.runtime.fork_rng():
-            torch.manual_seed(torch_seed(self.train.seed, "layers", t))
+            seed_torch(torch_seed(self.train.seed, "layers", t))
             self.scheme.round(t, cohort, self.state, SimulatedLink(ledger, self.train.seed))
         return RoundReport(cohort.mean_loss(), cohort.ids.tolist(), ledger)
 
@@ -201,7 +201,7 @@ class Simulator:
 
     def _measures(self, params: Params, x: Tensor, y: Tensor, codec: Codec = FP32) -> dict[str, float]:
         with self.runtime.fork_rng():
-            torch.manual_seed(torch_seed(self.train.seed, "defence"))
+            seed_torch(torch_seed(self.train.seed, "defence"))
             guard = self.kit.guard(self.state.placement)
             if not codec.exact:
                 guard = self.state.placement.segments[0].stop, Coded.by(codec, self.kit.defence)

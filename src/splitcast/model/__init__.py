@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from splitcast.base.config import Config, LoraConfig, ModelConfig
 from splitcast.base.errors import SplitcastError, one_of, shown
 from splitcast.base.registry import Registry
-from splitcast.base.seeds import torch_seed
+from splitcast.base.seeds import seed_torch, torch_seed
 from splitcast.data.datasets import LAST_LABEL
 from splitcast.data.text.packages import MODELS
 from splitcast.model.cnn import paper_cnn, small_cnn
@@ -124,7 +124,7 @@ def build(
             f"arch: {shown(arch)} was given as a Python object, which no name builds; give it from Python (model=)"
         )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        seed_torch(seed)
         try:
             made, example = _made(arch, input_shape, classes, options.task, dtype)
             return split(made, example, options, lora or LoraConfig(), arch)

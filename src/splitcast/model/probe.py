@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import seed_torch
+from splitcast.model.flops import Flops
 from splitcast.model.params import Params, block_of
 from splitcast.model.tape import answer
 
@@ -22,7 +23,7 @@ def mixes(model: "SplitModel", block: int) -> bool:
     if model.device == "meta":
         return False  # no values to be asked, and nothing is trained
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_torch(0)
         x = _samples(model, 2, block)
         other = torch.cat([x[:1], _samples(model, 2, block)[1:]])
         try:
@@ -41,7 +42,7 @@ def stacks(model: "SplitModel", block: int) -> bool:
         return model.forward(own | leaves, x, block, block + 1)
 
     with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        seed_torch(0)
         x = torch.stack([_samples(model, 2, block), _samples(model, 2, block)])
         try:
             out = vmap(run, randomness="different")(params, buffers, x)
@@ -58,13 +59,13 @@ def count_flops(model: "SplitModel", block: int, input_gradient: bool) -> tuple[
     x = torch.zeros(1, *model.entering(block), device=model.device, dtype=model.input_dtype if not block else None)
     x.requires_grad_(input_gradient)
     attention = sdpa_kernel(SDPBackend.MATH)  # fused ones are not counted on every device
-    with model.evaluating(), attention, FlopCounterMode(display=False) as forward:
+    with model.evaluating(), attention, Flops() as forward:
         out = model.forward(params, x, block, block + 1)
     if not out.requires_grad:
-        return forward.get_total_flops(), 0
-    with FlopCounterMode(display=False) as backward:
+        return forward.total, 0
+    with Flops() as backward:
         out.sum().backward()  # type: ignore[no-untyped-call]
-    return forward.get_total_flops(), backward.get_total_flops()
+    return forward.total, backward.total
 
 
 def refuse_unlike(model: "SplitModel", module: nn.Module, x: Tensor) -> None:
@@ -72,9 +73,9 @@ def refuse_unlike(model: "SplitModel", module: nn.Module, x: Tensor) -> None:
     params = {name: p.clone().requires_grad_() for name, p in model._initial.items()}
     theirs = dict(module.named_parameters())
     pairs = [(p, theirs[name.split(".", 1)[1]]) for name, p in params.items()]
-    torch.manual_seed(1)
+    seed_torch(1)
     ours = model.forward(params, x, 0, model.depth)
-    torch.manual_seed(1)
+    seed_torch(1)
     out = answer(functional_call(module, copy.deepcopy(dict(module.named_buffers())), (x,)))
     for mine, given in [(ours, out), *_gradients(ours, out, pairs)]:
         if not torch.allclose(mine, given, rtol=1e-3, atol=1e-4 * float(given.detach().abs().max())):
@@ -91,7 +92,7 @@ def _samples(model: "SplitModel", rows: int, block: int) -> Tensor:
 
 
 def _seeded(model: "SplitModel", block: int, x: Tensor) -> Tensor:
-    torch.manual_seed(1)
+    seed_torch(1)
     return model.forward(model._initial, x, block, block + 1)
 
 

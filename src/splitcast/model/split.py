@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from splitcast.base.config import LoraConfig
 from splitcast.base.errors import SplitcastError
+from splitcast.base.seeds import seed_torch
 from splitcast.model import probe
 from splitcast.model.graph import is_still, pieces
 from splitcast.model.lora import LoRA
@@ -132,7 +133,7 @@ class SplitModel:
             return torch.randn(rows, *shape) if dtype.is_floating_point else torch.randint(0, most, (rows, *shape))
 
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            seed_torch(0)
             found = pieces(own, batch)
             for name, buffer in own.named_buffers():
                 buffer.detach().copy_(state[name])
@@ -176,7 +177,7 @@ class SplitModel:
         )
         if not example.is_meta:
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+                seed_torch(0)
                 probe.refuse_unlike(made, own, some_tokens(own, example, padding))
         made.source = own
         return made

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from splitcast.base.seeds import seed_torch
+
 ROWS = (2, 3)
 """Of the two batches."""
 DECISIONS = {"item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__"}
@@ -143,7 +145,7 @@ def record(module: nn.Module, batch: Callable[[int], Tensor], tag: str) -> Recor
         x = batch(rows)
         recorder = _Recorder(module, x.requires_grad_() if x.is_floating_point() else x, tag)
         with torch.enable_grad(), torch.random.fork_rng(devices=[]), recorder:
-            torch.manual_seed(0)
+            seed_torch(0)
             runs.append((recorder, recorder.slot(answer(module(x)))))
     (first, stop), (second, other) = runs
     same = len(first.calls) == len(second.calls) and stop == other and first.constants.keys() == second.constants.keys()
