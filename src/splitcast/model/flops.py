@@ -29,7 +29,7 @@ class Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = 0
 
     def _count(self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, func.name().partition("::")[2].partition(".")[0]
+        kwargs, name = kwargs or {}, func.name().partition("::")[2].partition(".")[0]  # type: ignore[no-untyped-call]
         if name in QUESTIONS:
             return NotImplemented
         if name != "device":
