@@ -37,7 +37,7 @@ CONFIG = with_values(Config(), clients=2, rounds=10, batch=8, arch="cnn-small", 
 
 def write_deployment(path, port, sites=("site-1", "site-2"), limits=""):
     allowed = 'imports = ["transformers"]'
-    lines = ["[server]", f"port = {port}", allowed, "[limits]", "call_timeout_s = 20", limits]
+    lines = ["[server]", f"port = {port}", allowed, "[limits]", "call_timeout_s = 40", limits]
     for n, name in enumerate(sites):
         lines += [f"[sites.{name}]", f'data = "part:{n}"', allowed]
     path.write_text("\n".join(lines) + "\n")

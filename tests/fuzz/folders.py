@@ -19,6 +19,7 @@ from splitcast.studies.report import write_report
 FILES = ["run.json", "config.toml", "gamma.json", "rounds.jsonl", "checkpoint.safetensors", "summary.json"]
 MAIN = ["rounds.jsonl", "checkpoint.safetensors", "config.toml"]
 TINY = {"arch": "cnn-small", "clients": 2, "batch": 2, "rounds": 4, "eval_every": 4, "checkpoint_every": 2}
+FILE_OF = dict(zip(("config", "gamma", "rounds", "restore", "summary"), FILES[1:], strict=True))
 MEASURED = {"policy": "greedy", "gamma_draws": 1, "scheme": "psl"}
 
 
@@ -97,8 +98,8 @@ class Folders(Subject):
         run, reads, whose = RunFolder(self.work), known["reads"], self._whose(known)
         told = set()
         for name in ("config", "rounds", "gamma", "summary", "restore"):
-            found, refusal = attempt(getattr(run, name))
-            exists = getattr(run, {"restore": "checkpoint_file"}.get(name, f"{name}_file")).exists()
+            found, refusal = attempt(run.measured, name) if name == "gamma" else attempt(getattr(run, name))
+            exists = (self.work / FILE_OF[name]).exists()
             if refusal is not None:
                 told.add(name)
                 expect(problems or not exists, f"{name} is refused ({refusal}), and verify finds no problem")

@@ -11,7 +11,7 @@ from typing import Any
 _MODULE = re.compile(r"[A-Za-z_][\w.]*")
 _limits: tuple[tuple[str, ...], ...] = ()  # of the whole process: calls come in on other threads
 _lock = Lock()
-LONGEST = 3000
+LONGEST = 2500
 """Letters of an error."""
 
 

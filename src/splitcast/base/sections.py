@@ -190,8 +190,7 @@ class SplitConfig:
     """sfl-ga, sfl, psl, epsl, sfl-gb, sfl-tc, fl, sl, splitfed-v2, epsl-cut, merge-sfl, cpsl, fed-pairing,
     psl-personal, sglr, sfl-replay, local-loss, cse-fsl, fsl-sage, ampere, or module:function of yours."""
     cut: Cut = 1
-    """Blocks on the client, 1..V-1; or one number for every client, as in 1,1,2,4; or auto: what `splitcast plan
-    --per-client` finds for the first rounds, or the best one for all where a scheme needs one."""
+    """Blocks on the client, 1..V-1; or one number for each, as in 1,1,2,4; or auto (planned)."""
     labels_at_home: bool = False
     """Labels stay with the clients, who hold the last block too (U-shape). A scheme that has none is refused with those
     that do."""
@@ -539,9 +538,9 @@ class PolicyConfig:
     """Which cut every round uses."""
 
     policy: Text = "fixed"
-    """fixed (the cut given), fixed:V, random, greedy, myopic, lookahead (value iteration on the channel's chain),
-    rollout (sampled futures), clairvoyant, bargain (between time, energy and privacy), assign:K (a cut for every
-    client, planned anew every K rounds and taken where it pays), ddqn:FILE, or module:function of yours."""
+    """fixed (the cut given), fixed:V, random, greedy, myopic, lookahead (value iteration), rollout (sampled futures),
+    clairvoyant, bargain (time, energy, privacy), assign:K (of each client, every K rounds), ddqn:FILE, or
+    module:function."""
     charge_migration: bool = True
     """Charge the bytes and seconds of moving the cut; the paper takes moves as free."""
     gamma_draws: CountOrNone = 0

@@ -142,15 +142,14 @@ class Replay(Headed):
         self, clients: Clients, places: Mapping[int, Tensor], x: Values, y: Values, features: Tensor | None
     ) -> None:
         """What came up, in the pool; what went up, in the memory of those who know it has arrived."""
-        each = zip(clients.ids, x.whole(), y.whole(), strict=True)
-        for n, one, targets in each:
-            where = places[n][places[n] >= 0]
+        rows = [self.batch] * len(clients.ids) if clients.rows is None else clients.rows
+        where_of = {n: places[n][:count] for n, count in zip(clients.ids, rows, strict=True)}
+        for (n, where), one, targets in zip(where_of.items(), x.whole(), y.whole(), strict=True):
             if not one.is_meta:
                 self.pool.add((n * self.memory.places + where).tolist(), one[: len(where)], targets[: len(where)])
         if features is not None and not features.is_meta:
             for n, one in zip(clients.ids, features, strict=True):
-                where = places[n][places[n] >= 0]
-                self.memory.sent(n, where, one[: len(where)])
+                self.memory.sent(n, where_of[n], one[: len(where_of[n])])
 
     def uploads(self, t: int, clients: Clients, link: Link) -> Iterator[Tensor]:
         """Places (K, b) from which clients send in a round, upload after upload."""
