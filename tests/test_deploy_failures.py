@@ -30,7 +30,7 @@ def left_alone(made):
 
 @pytest.mark.deploy
 def test_a_run_survives_the_death_of_the_server(lab, tmp_path):
-    made = trial(lab, "server killed", tmp_path / "run", 40, at=12, over=lambda made: True)
+    made = trial(lab, "server killed", tmp_path / "run", 150, at=12, over=lambda made: True)
     assert whole(made) and made.back is not None
     assert {record.round for _, record in made.after} >= {11, 12}  # from the checkpoint of round 10
 
@@ -39,6 +39,6 @@ def test_a_run_survives_the_death_of_the_server(lab, tmp_path):
 def test_a_site_whose_cable_was_out_takes_part_again(lab, tmp_path):
     if not lab.nets:
         pytest.skip("network namespaces are not allowed here")
-    made = trial(lab, "network cut", tmp_path / "run", 60, at=6, over=left_alone)
+    made = trial(lab, "network cut", tmp_path / "run", 120, at=6, over=left_alone)
     assert whole(made) and made.again == 0 and left_alone(made)
     assert made.back is not None
