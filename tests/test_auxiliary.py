@@ -14,7 +14,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.data import from_tensors
 from splitcast.engine.dry import dry_round
 from splitcast.model.heads import linear_head
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.studies.plan import plan
 from test_federation import IMAGES, Wired, difference, federation
 

@@ -16,7 +16,8 @@ from splitcast.data.batches import draw_batches, participants
 from splitcast.engine import simulator
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Ledger
 from splitcast.training.task import Classification
 from splitcast.training.weights import Weights

@@ -10,7 +10,8 @@ from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.data import load
-from splitcast.run.loop import make_simulator, resolved, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator, resolved
 from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.reproduce import bytes as study_of_bytes
 from splitcast.studies.reproduce.bytes import (

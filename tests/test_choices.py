@@ -22,8 +22,10 @@ from splitcast.cutting.lookahead import values_ahead
 from splitcast.cutting.policies import CutSelector, make_policy, rollout
 from splitcast.deploy.sizes import largest_messages
 from splitcast.model import build
-from splitcast.run.loop import make_parts, make_simulator, measure_errors, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_parts, make_simulator
 from splitcast.run.records import RunFolder
+from splitcast.run.selecting import measure_errors
 from splitcast.studies.plan import plan, scenario_of
 from splitcast.studies.report.clients import breakdown
 from splitcast.studies.weights import error_weight
@@ -249,7 +251,7 @@ def test_a_resumed_run_has_the_same_formats_and_measures_them_once(tmp_path, mon
     kept = RunFolder(tmp_path / "run").measured("errors")
     simulator = make_simulator(config, IMAGES)
     assert kept == measure_errors(config, simulator, IMAGES) and len(kept) == 12
-    monkeypatch.setattr("splitcast.run.loop.relative_errors", None)
+    monkeypatch.setattr("splitcast.run.selecting.relative_errors", None)
     longer = train(with_values(config, rounds=9), tmp_path / "run", resume=True).rounds
     assert longer[:8] == whole or policy == "lookahead"  # which knows how long it has
 

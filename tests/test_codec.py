@@ -14,7 +14,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import CODECS, codec
 from splitcast.base.rounding import RoundingNoise
 from splitcast.data import load
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from stand_in import Nonzero
 
 INTEGERS = ["int8", "int4", "int2"]

@@ -10,7 +10,7 @@ from splitcast import SplitModel
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
-from splitcast.run.loop import make_simulator
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.schemes import make_scheme
 from test_auxiliary import blocks, tiny
 from test_federation import IMAGES, Wired, difference, federation

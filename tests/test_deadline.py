@@ -11,7 +11,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
 from splitcast.cost.clock import time_rounds
 from splitcast.cost.deadline import taking_part
-from splitcast.run.loop import load_data, make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RunFolder
 from splitcast.studies.compare import rows
 from splitcast.studies.plan import plan, scenario_of

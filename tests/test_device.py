@@ -12,7 +12,8 @@ from torch import nn
 from splitcast.base.config import Config, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
-from splitcast.run.loop import resolved, train
+from splitcast.run.loop import train
+from splitcast.run.parts import resolved
 from splitcast.schemes.schemes import SCHEMES
 from splitcast.training.runtime import Runtime
 

@@ -6,7 +6,7 @@ import torch
 from resuming import resumes_exactly
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
-from splitcast.run.loop import make_simulator
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.plan import plan

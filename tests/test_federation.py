@@ -23,7 +23,8 @@ from splitcast.model import build
 from splitcast.remote.federation import Federation
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Limits, NoSites, Reply
-from splitcast.run.loop import make_parts, make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_parts, make_simulator
 from splitcast.run.records import RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.training.weights import Weights

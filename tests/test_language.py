@@ -16,7 +16,8 @@ from splitcast.base.codec import FP32
 from splitcast.base.config import Config, LoraConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
-from splitcast.bench.text import LLAMA_8B, apart, crowd, memory, peak_bytes, rounds
+from splitcast.bench.apart import apart
+from splitcast.bench.text import LLAMA_8B, crowd, memory, peak_bytes, planning, rounds
 from splitcast.cli.main import main
 from splitcast.data.batches import draw_batches
 from splitcast.data.datasets import from_tensors
@@ -27,7 +28,8 @@ from splitcast.model.split import SplitModel
 from splitcast.remote.federation import Federation
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Limits
-from splitcast.run.loop import chosen, most_memory, resolved, train
+from splitcast.run.loop import most_memory, train
+from splitcast.run.parts import chosen, resolved
 from splitcast.run.records import RunFolder
 from splitcast.schemes import schemes
 from splitcast.schemes.schemes import make_scheme
@@ -238,13 +240,13 @@ def test_a_process_of_its_own_tells_what_it_cost(tmp_path):
     sizes |= {"max_position_embeddings": 600}
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama"}))
     crowd(arch=f"hf:{tmp_path}/config.json", clients=3)
-    told = apart("planning", sizes=sizes)
+    told = apart(planning, sizes=sizes)
     assert 0.1 < told["gib"] < 1 and told["seconds"] > 0.1 and len(held)
 
 
 @pytest.mark.slow
 def test_eight_billion_parameters_are_planned_in_two_gib():
-    assert apart("planning", sizes=LLAMA_8B)["gib"] < 2
+    assert apart(planning, sizes=LLAMA_8B)["gib"] < 2
 
 
 def test_memory_is_what_was_allocated_at_once():

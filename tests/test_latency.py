@@ -29,7 +29,7 @@ from splitcast.cost.trace import Trace
 from splitcast.engine import simulator as engine
 from splitcast.engine.dry import dry_round
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import make_simulator
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import JointWork, Ledger, Message, Work
 from splitcast.studies.plan import scenario_of
 from splitcast.training.optimiser import make_optimiser

@@ -11,7 +11,9 @@ from splitcast.data.batches import participants
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
 from splitcast.remote.sites import NoSites, Reply
-from splitcast.run.loop import make_simulator, measure_gamma, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
+from splitcast.run.selecting import measure_gamma
 from splitcast.schemes.schemes import FedAvg, SflGb, SplitLearning
 from splitcast.training.task import Classification
 from test_federation import IMAGES, Wired, difference, federation, flat, settings

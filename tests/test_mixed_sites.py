@@ -7,7 +7,8 @@ from splitcast.base.config import with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.remote.federation import Federation
 from splitcast.remote.sites import Limits
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from test_federation import IMAGES, Wired, federation, flat, settings
 
 CUTS = (2, 1, 2, 3)

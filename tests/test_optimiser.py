@@ -10,7 +10,8 @@ from splitcast.base.config import Config, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.training.factored import Factors
 from splitcast.training.optimiser import Scheduled, make_optimiser
 from splitcast.training.task import Classification

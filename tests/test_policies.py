@@ -22,7 +22,8 @@ from splitcast.cutting.env import Encoder
 from splitcast.cutting.policies import CutSelector, Situation, best_path, greedy, make_policy, myopic, rollout
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.schemes.messages import Ledger
 from splitcast.studies.learn import _judged
@@ -229,7 +230,7 @@ def test_gamma_is_measured_once_and_kept_with_the_run(tmp_path, monkeypatch):
     gamma = RunFolder(tmp_path / "a").measured("gamma")
     assert len(gamma) == 4 and all(g > 0 for g in gamma) and list(gamma) == sorted(gamma)
     (tmp_path / "a" / "summary.json").unlink()
-    monkeypatch.setattr("splitcast.run.loop.estimate_gamma", None)  # must not be asked again
+    monkeypatch.setattr("splitcast.run.selecting.estimate_gamma", None)  # must not be asked again
     assert train(config, tmp_path / "a", resume=True).rounds == whole.rounds
     (tmp_path / "a" / "gamma.json").write_text("[]")
     with pytest.raises(SplitcastError, match="gamma.json is damaged"):

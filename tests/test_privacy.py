@@ -17,7 +17,7 @@ from splitcast.base.formats import codec
 from splitcast.cli.main import main
 from splitcast.cost.leakage import Leak, read_leakage, ruled_out, strongest
 from splitcast.cost.privacy import ORDERS, gaussian_epsilon, run_epsilon
-from splitcast.run.loop import load_data, make_simulator
+from splitcast.run.parts import load_data, make_simulator
 from splitcast.studies.plan import plan
 from splitcast.studies.privacy import broadcast, labels, tokens
 from splitcast.studies.privacy.attack import attack

@@ -16,7 +16,8 @@ from splitcast.base.seeds import stream
 from splitcast.data import from_tensors
 from splitcast.data.batches import in_turn, own_order
 from splitcast.engine.dry import dry_round
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Message, Work
 from splitcast.schemes.pool import Pool
 from splitcast.schemes.schemes import make_scheme

@@ -10,7 +10,8 @@ import torch
 
 from splitcast.base.config import Config, LearnConfig, leaves, with_values
 from splitcast.cli.main import main
-from splitcast.run.loop import load_data, make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, text
 from splitcast.studies.reproduce.draw import reached, to_target

@@ -16,7 +16,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.seeds import stream
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import load_data, make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RunFolder
 from splitcast.run.verify import verify
 

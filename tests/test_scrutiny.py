@@ -7,7 +7,7 @@ from torch import nn
 from splitcast.base.codec import FP32
 from splitcast.remote.scrutiny import MARGIN, WINDOW, Scrutiny, label_separation
 from splitcast.remote.wire import Refused, pack, unpack
-from splitcast.run.loop import make_simulator
+from splitcast.run.parts import make_simulator
 from splitcast.studies.privacy.hijack import hijack
 from splitcast.studies.privacy.view import of_engine
 from test_federation import IMAGES, Wired, federation, settings

@@ -13,7 +13,8 @@ from resuming import resumes_exactly
 from splitcast.base.codec import EMPTY, Codec, Labels
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.schemes import Split
 from splitcast.studies.plan import plan
 from splitcast.training.placement import Placement, Segment

@@ -21,7 +21,7 @@ from splitcast.data import Dataset, load
 from splitcast.data.augment import augmented
 from splitcast.data.folder import MOST_PIXELS
 from splitcast.deploy.samples import server_dataset, site_rows
-from splitcast.run.loop import make_parts, make_simulator
+from splitcast.run.parts import make_parts, make_simulator
 from splitcast.run.records import RunFolder
 from test_federation import Wired, federation
 

@@ -18,7 +18,8 @@ from splitcast.remote.federation import Federation
 from splitcast.remote.guard import AVERAGES
 from splitcast.remote.sites import Limits
 from splitcast.run.export import trained_model
-from splitcast.run.loop import make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Ledger
 from splitcast.studies.plan import plan
 from splitcast.training.optimiser import make_optimiser

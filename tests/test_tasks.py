@@ -20,7 +20,8 @@ from splitcast.model.split import SplitModel
 from splitcast.remote.federation import Federation
 from splitcast.remote.site import Site
 from splitcast.remote.sites import Limits
-from splitcast.run.loop import make_parts, make_simulator, train
+from splitcast.run.loop import train
+from splitcast.run.parts import make_parts, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.run.verify import verify
 from splitcast.studies.compare import rows

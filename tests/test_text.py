@@ -28,7 +28,7 @@ from splitcast.data.text.sequences import whole
 from splitcast.data.text.tokens import Bytes, FromFile, find_tokenizer, tokens_of
 from splitcast.deploy.samples import server_dataset, site_rows
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import make_parts, with_clients
+from splitcast.run.parts import make_parts, with_clients
 from splitcast.run.writing import written
 from splitcast.studies.report import write_report
 from splitcast.studies.report.document import samples_document

@@ -4,10 +4,7 @@ The naive figure is what a per-client loop over plain modules takes for the same
 """
 
 import copy
-import json
-import resource
-import subprocess
-import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from splitcast.base.config import Config, with_values
+from splitcast.bench.apart import apart
 from splitcast.bench.rows import Row, interleaved_medians
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
@@ -36,11 +34,9 @@ def engine(repeats: int) -> list[Row]:
     rows: list[Row] = []
     for clients, batch, cuts in CASES:
         rows += _ratios(clients, batch, cuts, repeats)
-    peak, seconds = json.loads(
-        subprocess.run([sys.executable, "-m", __name__], check=True, capture_output=True, text=True).stdout
-    )
-    rows.append(Row("engine.n10000_b4.sfl-ga.cut1.peak_memory", peak / 2**30, "GiB"))
-    rows.append(Row("engine.n10000_b4.sfl-ga.cut1.round", seconds, "s"))
+    large = apart(crowd)
+    rows.append(Row("engine.n10000_b4.sfl-ga.cut1.peak_memory", large["gib"], "GiB"))
+    rows.append(Row("engine.n10000_b4.sfl-ga.cut1.round", large["round"], "s"))
     return rows
 
 
@@ -113,12 +109,10 @@ def _naive(model: SplitModel, cut: int, x: Tensor, y: Tensor, batch: int) -> Cal
     return step
 
 
-if __name__ == "__main__":
-    import time
-
+def crowd() -> dict[str, float]:
+    """Seconds of a round of ten thousand clients."""
     large = _simulator(build("cnn", SHAPE, CLASSES, seed=0), "sfl-ga", 1, 10_000, 4, *samples(80_000))
     start = time.perf_counter()
     large.round(1)
     large.drift()
-    taken = time.perf_counter() - start
-    print(json.dumps([1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, taken]))
+    return {"round": time.perf_counter() - start}

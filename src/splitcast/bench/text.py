@@ -8,10 +8,6 @@ that a step has allocated at any time beside it, as torch's profiler tells; of a
 """
 
 import json
-import math
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -25,6 +21,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from splitcast.base.config import Config, with_values
+from splitcast.bench.apart import apart
 from splitcast.bench.rows import Row, interleaved_medians
 from splitcast.cost.memory import DEVICES, client_memory
 from splitcast.engine.simulator import Simulator
@@ -60,12 +57,12 @@ def text(repeats: int) -> list[Row]:
     model = make_model(CONFIG, (LENGTH,), 2, torch.int64)
     made = [*rounds(model, repeats), *memory(model)]
     del model
-    crowd, planning = apart("crowd", arch=CONFIG.model.arch, clients=16), apart("planning", sizes=LLAMA_8B)
+    many, plans = apart(crowd, arch=CONFIG.model.arch, clients=16), apart(planning, sizes=LLAMA_8B)
     return [
         *made,
-        Row("text.memory.16_clients", crowd["gib"], "GiB"),
-        Row("text.plan_8b", planning["seconds"], "s of a core"),
-        Row("text.plan_8b.memory", planning["gib"], "GiB"),
+        Row("text.memory.16_clients", many["gib"], "GiB"),
+        Row("text.plan_8b", plans["seconds"], "s of a core"),
+        Row("text.plan_8b.memory", plans["gib"], "GiB"),
     ]
 
 
@@ -172,19 +169,3 @@ def planning(sizes: Mapping[str, int]) -> None:
         config = with_values(CONFIG, arch=f"hf:{file}", batch=1, cut=1, **laptop)
         model = make_model(config, (PLANNED_LENGTH,), 2, torch.int64, shapes_only=True)
         plan(config, 20, model, classes=sizes["vocab_size"])
-
-
-def apart(work: str, **given: Any) -> dict[str, float]:
-    """Processor seconds and the most GiB of a process of its own that runs a function of this module."""
-    code = f"from {__name__} import {work}, tell_costs; {work}(**{given!r}); tell_costs()"
-    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
-    told: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return told
-
-
-def tell_costs() -> None:
-    """Print what this process has cost; its memory is known on Linux only."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    peak = next((float(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM")), math.nan)
-    print(json.dumps({"seconds": time.process_time(), "gib": peak}))

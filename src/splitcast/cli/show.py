@@ -25,7 +25,8 @@ from splitcast.cutting.auto import is_auto
 from splitcast.data.loading import kind_of
 from splitcast.model.split import SplitModel
 from splitcast.run.headline import headline
-from splitcast.run.loop import OnRound, chosen, train
+from splitcast.run.loop import OnRound, train
+from splitcast.run.parts import chosen
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.run.track import tracking
 from splitcast.studies import compare as comparison

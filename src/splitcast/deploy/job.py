@@ -28,7 +28,8 @@ from splitcast.remote.flare import FlareSite, FlareTransport, speak_plainly
 from splitcast.remote.scrutiny import Scrutiny
 from splitcast.remote.sites import Limits, NoSites
 from splitcast.remote.wire import Refused, shown
-from splitcast.run.loop import first_placement, train
+from splitcast.run.loop import train
+from splitcast.run.parts import first_placement
 from splitcast.run.records import RunFolder
 
 TROUBLE = "trouble.json"

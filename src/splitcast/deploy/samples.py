@@ -13,7 +13,7 @@ from splitcast.data.datasets import classes_of
 from splitcast.data.loading import Rows as Loaded
 from splitcast.data.loading import class_names, kind_of, load_rows
 from splitcast.deploy.local import FILE, is_function, part_number, read_local
-from splitcast.run.loop import load_data, make_parts, with_clients
+from splitcast.run.parts import load_data, make_parts, with_clients
 
 Rows = tuple[Tensor, Tensor]
 

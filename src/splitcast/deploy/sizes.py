@@ -6,7 +6,7 @@ from splitcast.cutting.policies import fixed_cut
 from splitcast.engine.dry import client_values, dry_round
 from splitcast.model.split import SplitModel
 from splitcast.remote.wire import MODEL
-from splitcast.run.loop import first_placement
+from splitcast.run.parts import first_placement
 from splitcast.schemes.choices import schemes_by_format
 from splitcast.schemes.schemes import make_scheme
 from splitcast.training.optimiser import make_optimiser

@@ -1,10 +1,9 @@
-"""THE round loop: build the parts a configuration names, train, record every round.
+"""THE round loop: train with the parts that a configuration names (`run.parts`), record every round.
 
 Read this first; everything else is a part of it.
 """
 
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,42 +16,38 @@ import numpy as np
 import torch
 from torch import nn
 
-from splitcast import data
-from splitcast.base.config import Config, DataConfig, leaves, to_toml, with_values
+from splitcast.base.config import Config, to_toml, with_values
 from splitcast.base.errors import SplitcastError
-from splitcast.base.formats import codec
 from splitcast.base.seeds import stream
 from splitcast.cost.deadline import taking_part
 from splitcast.cost.memory import client_memory, refuse_large
-from splitcast.cost.pace import EqualShares
-from splitcast.cost.scenario import RoundClock, Scenario
 from splitcast.cutting.auto import is_auto
-from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.formats import measures
-from splitcast.cutting.policies import CutSelector, fixed_cut
-from splitcast.cutting.reassign import Reassign, period
+from splitcast.cutting.policies import CutSelector
+from splitcast.cutting.reassign import Reassign
 from splitcast.data import Dataset
-from splitcast.engine.asynchronous import AsyncSimulator
 from splitcast.engine.engine import Engine
 from splitcast.engine.simulator import Simulator
-from splitcast.model import make_model, prepared, split
 from splitcast.model.split import Blocks, SplitModel
-from splitcast.model.vocabulary import check_padding, check_tokens
 from splitcast.model.whole import whole
 from splitcast.run import writing
 from splitcast.run.auto import as_begun, decided
 from splitcast.run.export import inputs_of
+from splitcast.run.parts import (
+    as_split,
+    fitted,
+    load_data,
+    make_simulator,
+    resolved,
+    with_clients,
+)
 from splitcast.run.recording import recorded, summarise
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.selecting import make_clock, make_selector, reachable
 from splitcast.schemes.messages import Ledger
-from splitcast.schemes.schemes import make_scheme, placed
-from splitcast.theory import estimate_gamma
-from splitcast.theory.distortion import relative_errors
 from splitcast.training.measure import Measure
 from splitcast.training.optimiser import make_optimiser
-from splitcast.training.placement import Placed
-from splitcast.training.runtime import device_name
-from splitcast.training.task import Task, fit_targets, headline_of, make_task
+from splitcast.training.task import headline_of
 
 OnRound = Callable[[RoundRecord], None]
 
@@ -274,202 +269,3 @@ def _continue(folder: RunFolder, engine: Engine, samples: str, model: str) -> li
         )
     engine.resume(stored.tensors, stored.about, stored.round)
     return folder.rewind(stored.round)
-
-
-def as_split(config: Config, model: Blocks | SplitModel, dataset: Dataset) -> SplitModel:
-    """A model of the user's, cut for the samples of a data set."""
-    return prepared(split(model, dataset.train_x[:64], config.model, config.lora), config)
-
-
-def make_simulator(config: Config, dataset: Dataset, model: Blocks | SplitModel | None = None) -> Simulator:
-    """The parts a configuration names, put together."""
-    shape = tuple(dataset.train_x.shape[1:])
-    if model is None:
-        model = make_model(config, shape, dataset.classes, dataset.train_x.dtype)
-    elif not isinstance(model, SplitModel):
-        model = as_split(config, model, dataset)
-    if model.input_shape != shape:
-        raise SplitcastError(f"model: takes samples of {model.input_shape}, the data has {shape}")
-    check_tokens(model, dataset.train_x, dataset.test_x)
-    if dataset.writing and dataset.train_y.ndim == 1:
-        check_padding(model, dataset.writing.tokenizer.padding)
-    task = make_task(config.model.task, dataset.classes)
-    task.check(model.smashed_shape(model.depth))
-    dataset = fitted(dataset, task, model)
-    placement = first_placement(config, model)
-    parts = make_parts(config, dataset)
-    made = (config, model, task, dataset.train_x, dataset.train_y, parts)
-    if not config.train.wait_for:
-        return Simulator(*made, placement=placement)
-    return AsyncSimulator(*made, placement=placement, pace=EqualShares(Scenario.of(config, model, task)))
-
-
-def fitted(dataset: Dataset, task: Task, model: SplitModel) -> Dataset:
-    """The dataset with its targets as the task takes them, or a refusal."""
-    shape = model.smashed_shape(model.depth)
-    train_y, test_y = (fit_targets(task, getattr(dataset, name), shape, name) for name in ("train_y", "test_y"))
-    return replace(dataset, train_y=train_y, test_y=test_y)
-
-
-def load_data(config: Config) -> Dataset:
-    """The data a configuration names."""
-    return data.load(config.data, task=config.model.task, arch=config.model.arch)
-
-
-def with_clients(config: Config, dataset: Dataset) -> Config:
-    """The configuration with as many clients as the column has that tells them; any other number but the default is
-    refused."""
-    column = data.natural_column(config.data.partition)
-    if not column:
-        return config
-    if column not in dataset.groups:
-        known = ", ".join(dataset.groups) or "none"
-        raise SplitcastError(f"partition: {dataset.name} has no column {column!r} of clients; it has {known}")
-    count, asked = int(dataset.groups[column].max()) + 1, config.data.clients
-    if asked not in (count, DataConfig().clients):
-        raise SplitcastError(f"clients: {asked}, but column {column!r} has {count}; leave the number out")
-    return with_values(config, clients=count)
-
-
-def make_parts(config: Config, dataset: Dataset) -> list[np.ndarray]:
-    """The rows of the training set that each client owns."""
-    spread = config.data
-    if column := data.natural_column(spread.partition):
-        return data.natural(dataset.groups[column].numpy())
-    return data.partition(
-        dataset.train_y.numpy(),
-        spread.clients,
-        spread.partition,
-        alpha=spread.alpha,
-        classes_per_client=spread.classes_per_client,
-        sizes=spread.sizes,
-        rng=stream(config.train.seed, "data"),
-    )
-
-
-def first_placement(config: Config, model: SplitModel) -> Placed:
-    """The placement of the first round, unless a policy chooses it."""
-    scheme = make_scheme(config)
-    if config.policy.policy == "fixed" or len(config.split.cuts) > 1:
-        return placed(config, scheme, model.depth)
-    fixed = fixed_cut(config.policy.policy, config.split.cuts[0])
-    return scheme.place(config.split.cuts[0] if fixed is None else fixed, model.depth)
-
-
-def resolved(config: Config) -> Config:
-    """The configuration with what the scheme chooses for the cut written out: a record does not lean on defaults.
-
-    Where a policy moves the cut, the choice moves along and stays open.
-
-    >>> gb = with_values(Config(), scheme="sfl-gb", uplink_codec="int4")
-    >>> resolved(gb).sfl_gb.rank, resolved(gb).split.uplink_codec, resolved(gb).split.downlink_codec
-    (8, 'int4', 'int8')
-    """
-    config = with_values(config, device=device_name(config.train.device))
-    if is_auto(config):  # the planner needs the model
-        return config
-    cut, cuts = fixed_cut(config.policy.policy, config.split.cuts[0]), config.split.cuts
-    if cut is None or cut < 1 or min(cuts) < 1:  # refused where the model is known
-        return config
-    scheme = make_scheme(config)
-    held = scheme.place(cut, sys.maxsize) if len(cuts) == 1 else placed(config, scheme, sys.maxsize)
-    settings = scheme.at(held).settings()
-    if config.policy.uplink_choices:  # chosen anew in every round
-        settings.pop("uplink_codec", None)
-    return with_values(config, **settings)
-
-
-def chosen(config: Config, taken: Config | None = None) -> dict[str, Any]:
-    """What `resolved` wrote out for the scheme, or a run has ``taken``, where the configuration left it open.
-
-    >>> chosen(with_values(Config(), scheme="sfl-tc", uplink_codec="int4", task="next-token"))["downlink_codec"]
-    'lloyd:2'
-    """
-    left = leaves(with_values(config, device=device_name(config.train.device)))
-    return {name: value for name, value in leaves(taken or resolved(config)).items() if value != left[name]}
-
-
-def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
-    """Where blocks may be in a run; assignments keep to the memory of every client by themselves."""
-    if period(config.policy.policy):
-        return []
-    moves = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
-    return clock.scenario.placements() if moves else [engine.state.placement]
-
-
-def make_clock(config: Config, engine: Engine) -> RoundClock:
-    """The cell in which the engine's rounds take time."""
-    scenario = Scenario.of(config, engine.model, engine.task)
-    if config.policy.uplink_choices or fixed_cut(config.policy.policy, config.split.cuts[0]) is None:
-        scenario.channel.at(config.train.rounds)
-    else:
-        scenario.check(engine.state.placement, config.train.rounds)
-    return RoundClock(scenario)
-
-
-def make_selector(
-    config: Config, engine: Engine, clock: RoundClock, dataset: Dataset, folder: RunFolder | None = None
-) -> CutSelector | Reassign | None:
-    """Who chooses cut and format of every round; None if both are fixed. A folder may hold what was measured before."""
-    choice = config.policy
-    if choice.gamma_draws and config.network.gamma:
-        raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but gamma is given; leave one of them out")
-    if fixed_cut(choice.policy, config.split.cuts[0]) is not None and not choice.uplink_choices:
-        return None
-    scenario = clock.scenario
-    if scenario.scheme.fixed_cut:
-        raise SplitcastError(f"policy: {choice.policy!r} moves the cut; {scenario.scheme.name} needs fixed")
-    if period(choice.policy):
-        if choice.gamma_draws:
-            raise SplitcastError(f"gamma_draws: {choice.gamma_draws}, but {choice.policy} weighs seconds; leave it out")
-        return Reassign(scenario, choice.policy, charge=choice.charge_migration)
-    if choice.gamma_draws:
-        if not isinstance(engine, Simulator):
-            raise SplitcastError("gamma_draws: measuring needs all data in one place; give gamma instead")
-        gamma = folder.measured("gamma") if folder else ()
-        config = with_values(config, gamma=gamma or measure_gamma(config, engine, dataset))
-    if measures(choice):
-        if not isinstance(engine, Simulator):
-            raise SplitcastError("uplink_choices: measuring their errors needs all data here; give uplink_errors")
-        errors = folder.measured("errors") if folder else ()
-        config = with_values(config, uplink_errors=errors or measure_errors(config, engine, dataset))
-    scenario = replace(scenario, config=config)
-    world = CutCosts(scenario, charge_moves=choice.charge_migration)
-    return CutSelector.of(world, choice.policy, config.train.rounds, config.split.cuts[0])
-
-
-def measure_gamma(config: Config, simulator: Simulator, dataset: Dataset) -> tuple[float, ...]:
-    """Gamma(phi(v)) of every cut at the initial weights, from the clients' own data and the scheme's program."""
-    model, scheme = simulator.model, make_scheme(config)
-    found = estimate_gamma(
-        model,
-        simulator.task,
-        simulator.initial().params,
-        simulator.x,
-        simulator.y,
-        make_parts(config, dataset),
-        config.train.batch,
-        config.policy.gamma_draws,
-        config.train.seed,
-        [scheme.at(scheme.place(cut, model.depth)) for cut in model.cuts],
-    )
-    return found.fitted
-
-
-def measure_errors(config: Config, simulator: Simulator, dataset: Dataset) -> tuple[float, ...]:
-    """e(v, f) of every format and cut at the initial weights (`theory.distortion`), format by format."""
-    model, scheme = simulator.model, make_scheme(config)
-    places = dict.fromkeys(scheme.place(cut, model.depth) for cut in scheme.cuts(model.depth))
-    found = relative_errors(
-        model,
-        simulator.initial().everything(),
-        simulator.x,
-        make_parts(config, dataset),
-        config.train.batch,
-        config.policy.error_draws,
-        config.train.seed,
-        [place.segments[0].stop for place in places],
-        [codec(name, "uplink_choices") for name in config.policy.uplink_choices],
-        simulator.kit.defence,
-    )
-    return tuple(found.ravel().tolist())

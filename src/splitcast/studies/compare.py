@@ -13,19 +13,11 @@ from splitcast.base.sections import shown_cut
 from splitcast.data import Dataset
 from splitcast.run.auto import as_begun, decided
 from splitcast.run.headline import headline
-from splitcast.run.loop import (
-    OnRound,
-    ended,
-    load_data,
-    make_clock,
-    make_selector,
-    make_simulator,
-    resolved,
-    train,
-    with_clients,
-)
+from splitcast.run.loop import OnRound, ended, train
+from splitcast.run.parts import load_data, make_simulator, resolved, with_clients
 from splitcast.run.recording import outage
 from splitcast.run.records import RoundRecord, RunFolder
+from splitcast.run.selecting import make_clock, make_selector
 from splitcast.schemes.schemes import PAPERS
 from splitcast.studies.compare_figure import plot_comparison
 from splitcast.studies.curves import Runs

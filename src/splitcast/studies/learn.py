@@ -16,7 +16,8 @@ from splitcast.cutting.ddqn import Agent, OnEpisodes, learn
 from splitcast.cutting.env import VectorCutEnv
 from splitcast.cutting.formats import measures
 from splitcast.cutting.policies import CutSelector, make_policy, rollout
-from splitcast.run.loop import load_data, make_simulator, measure_errors, measure_gamma, with_clients
+from splitcast.run.parts import load_data, make_simulator, with_clients
+from splitcast.run.selecting import measure_errors, measure_gamma
 from splitcast.studies.plan import scenario_of
 
 QUICK = {"episodes": 100, "explore_episodes": 40, "held_out": 10}

@@ -30,7 +30,7 @@ from splitcast.cutting.formats import Formats
 from splitcast.data import NAMES
 from splitcast.model import make_model
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import load_data, with_clients
+from splitcast.run.parts import load_data, with_clients
 from splitcast.training.task import make_task
 
 SHAPES: dict[str, tuple[tuple[int, ...], int]] = {

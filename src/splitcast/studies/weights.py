@@ -16,8 +16,9 @@ from splitcast.cost.objective import gamma_per_cut, weight_of_gamma
 from splitcast.cost.privacy import client_fraction
 from splitcast.cutting.policies import fixed_cut
 from splitcast.run.headline import headline
-from splitcast.run.loop import load_data, make_simulator, measure_errors, with_clients
+from splitcast.run.parts import load_data, make_simulator, with_clients
 from splitcast.run.records import RunFolder
+from splitcast.run.selecting import measure_errors
 from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.plan import scenario_of
 from splitcast.studies.target import all_reach, spent, to_reach

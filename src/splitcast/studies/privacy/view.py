@@ -21,7 +21,7 @@ from splitcast.cost.privacy import gaussian_epsilon, run_epsilon
 from splitcast.data import Dataset
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import Params, SplitModel
-from splitcast.run.loop import fitted, load_data, make_parts, make_simulator, resolved, with_clients
+from splitcast.run.parts import fitted, load_data, make_parts, make_simulator, resolved, with_clients
 from splitcast.run.records import RunFolder
 from splitcast.schemes.feedback import Basis, Mean, Partial
 from splitcast.schemes.program import Scheme

@@ -79,7 +79,7 @@ class Setting:
         return {"lr": self.lr, "momentum": self.momentum, **often}
 
 
-POOL_STEPS = {1: 20, 4: 40}
+POOL_STEPS = {1: 20, 4: 80}
 """The server's steps in a round, where others take so many local steps."""
 USUAL = Setting(0.02, 0.9, 1)
 SEARCH = (USUAL, Setting(0.02, 0.0, 1), Setting(0.05, 0.9, 1), Setting(0.02, 0.9, 4))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from splitcast.base.seeds import stream
 from splitcast.engine.simulator import Simulator
-from splitcast.run.loop import make_simulator
+from splitcast.run.parts import make_simulator
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, line, panels
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from splitcast.run.loop import make_parts, make_simulator
+from splitcast.run.parts import make_parts, make_simulator
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, finals, line, panels
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread

@@ -22,7 +22,8 @@ from splitcast.cutting.policies import fixed_cut
 from splitcast.data import Dataset
 from splitcast.model import build
 from splitcast.model.split import SplitModel
-from splitcast.run.loop import OnRound, load_data, resolved, train
+from splitcast.run.loop import OnRound, train
+from splitcast.run.parts import load_data, resolved
 from splitcast.run.records import RoundRecord, RunFolder, write_atomically
 from splitcast.studies.learn import learn_policy
 from splitcast.studies.plan import SHAPES, scenario_of

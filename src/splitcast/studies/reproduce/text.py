@@ -23,7 +23,7 @@ from splitcast.cost.scenario import Scenario
 from splitcast.data import Dataset
 from splitcast.engine.simulator import Simulator
 from splitcast.model.split import block_of
-from splitcast.run.loop import load_data, make_simulator, resolved, with_clients
+from splitcast.run.parts import load_data, make_simulator, resolved, with_clients
 from splitcast.studies.curves import COLOURS, MARKERS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, panels
 from splitcast.studies.reproduce.study import Runs, Study, sent

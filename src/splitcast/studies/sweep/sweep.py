@@ -15,7 +15,7 @@ from splitcast.base.config import to_toml
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.files import lock_folder, write_atomically
 from splitcast.run.auto import as_begun
-from splitcast.run.loop import resolved
+from splitcast.run.parts import resolved
 from splitcast.run.records import RunFolder
 from splitcast.studies.sweep.points import Point
 from splitcast.studies.sweep.worker import train_point
