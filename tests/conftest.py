@@ -13,7 +13,6 @@ FIRST = (
     "device",
     "examples",
     "energy",
-    "deploy_docs",
     "docs",
     "language",
     "release",
