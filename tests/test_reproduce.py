@@ -13,6 +13,7 @@ from splitcast.cli.main import main
 from splitcast.run.loop import load_data, make_simulator, train
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, text
+from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
 from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
@@ -43,9 +44,11 @@ class Small(Study):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Every figure, drawn once for all tests of this module; the lengths of the rate are short ones."""
+    """Every figure, drawn once for all tests of this module; the lengths of the rate and of bytes are short ones."""
     here = study(tmp_path_factory.mktemp("reproduce"), Small)
     with pytest.MonkeyPatch.context() as patch:
+        for name, few in {"PARTS": 2, "POOL_STEPS": {1: 2, 4: 4}, "ALONE": 2, "SAMPLED": 64}.items():
+            patch.setattr(bytes_, name, few)
         patch.setattr(rate, "USUAL", {"rounds": 4, "clients": 5, "local_steps": 1})
         patch.setattr(rate, "AXES", {axis: (field, (1, 2, 4)) for axis, (field, _) in rate.AXES.items()})
         return here, {name: draw(here) for name, draw in FIGURES.items() if name not in TEXTS}
