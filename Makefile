@@ -1,10 +1,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
+WORKERS ?= 3
 CORE := .venv/.core
 STAMP := .venv/.installed
 QUICK := $(addprefix tests/test_,engine.py ledger.py config.py registry.py split.py codec.py seams.py latency.py)
 
-.PHONY: demo test quick lint bench docs clean
+.PHONY: demo test test-long quick lint bench docs clean
 
 $(CORE): pyproject.toml constraints.txt
 	@echo "1. installing splitcast and the few packages it needs into .venv (torch is the large one)"
@@ -26,11 +27,18 @@ demo: $(CORE)  ## compare the paper's scheme with its baselines on embedded data
 	$(BIN)/splitcast report demo
 	@echo "the picture: demo/comparison.png; the page: file://$(CURDIR)/demo/report.html"
 
-test: $(STAMP)  ## all tests; one thread each, because the models are tiny and threads only get in each other's way
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# one thread each, because the models are tiny and threads only get in each other's way; more workers than cores, because
+# those who wait for FLARE leave theirs; bytecode is kept whatever the environment says: hundreds of processes start
+TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+test: $(STAMP)  ## all tests but those marked `long`
+	$(TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-long: $(STAMP)  ## the long forms of tests whose short forms `make test` runs
+	$(TESTS) -m long
 
 quick: $(STAMP)  ## what a developer runs all the time: under a minute
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(QUICK)
+	$(TESTS) $(QUICK)
 
 lint: $(STAMP)  ## style, types, layers
 	$(BIN)/ruff check .

@@ -6,7 +6,6 @@ short form.
 """
 
 import argparse
-import json
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,12 +27,24 @@ from splitcast.deploy.kits import make_kits
 from splitcast.deploy.processes import stop
 from splitcast.run.records import RoundRecord, RoundsReader, RunFolder
 from splitcast.run.verify import verify
-from waiting import PATIENCE_S, wait_for
+from waiting import PATIENCE_S
 
 SITES = ("site-1", "site-2", "site-3")
 VICTIM = SITES[-1]
-CONFIG = with_values(Config(), clients=3, batch=8, arch="cnn-small", scheme="sfl-ga", checkpoint_every=10)
+CONFIG = with_values(Config(), batch=8, arch="cnn-small", scheme="sfl-ga", checkpoint_every=10)
 LIMITS = "call_timeout_s = 5\ndrop_after = 3"
+CONNECTED = """
+import sys
+from pathlib import Path
+from splitcast.deploy.console import Operator
+from splitcast.deploy.settings import load_deployment
+from splitcast.deploy.supervise import wait_for_sites
+folder, patience_s = Path(sys.argv[1]), float(sys.argv[2])
+with Operator(folder) as operator:
+    there = load_deployment(folder / "deployment.toml")
+    wait_for_sites(operator, there, patience_s, len(there.sites))
+"""
+"""Ends when all sites are connected."""
 
 
 @dataclass(frozen=True)
@@ -91,35 +102,34 @@ def networks() -> Iterator[Networks | None]:
 
 
 class Lab:
-    """A running deployment of three sites in a folder."""
+    """A running deployment in a folder; the last of its sites is the victim."""
 
-    def __init__(self, root: Path, nets: Networks | None, limits: str = LIMITS) -> None:
-        self.root, self.nets, self.folder = root, nets, root / "kits"
+    def __init__(self, root: Path, nets: Networks | None, limits: str, sites: Sequence[str]) -> None:
+        self.root, self.nets, self.folder, self.sites = root, nets, root / "kits", sites
         host = "hub" if nets else "localhost"
         lines = ["[server]", f'host = "{host}"', f"port = {free_port()}", "[limits]", limits]
-        for n, name in enumerate(SITES):
+        for n, name in enumerate(sites):
             lines += [f"[sites.{name}]", f'data = "part:{n}"']
         (root / "deployment.toml").write_text("\n".join([*lines, ""]))
         make_kits(root / "deployment.toml", self.folder)
 
-    def command(self, *words: object, who: str = "server") -> list[str]:
-        """`splitcast deploy`, in the network of a party."""
+    def python(self, *words: object, who: str = "server") -> list[str]:
+        """Python in the network of a party."""
         inside = []
         if self.nets:
             inside = ["ip", "netns", "exec", self.nets.far if who == VICTIM else self.nets.hub]
-        return [*inside, sys.executable, "-m", "splitcast", "deploy", *map(str, words), "--folder", str(self.folder)]
+        return [*inside, sys.executable, *map(str, words)]
+
+    def command(self, *words: object, who: str = "server") -> list[str]:
+        """`splitcast deploy`, in the network of a party."""
+        return self.python("-m", "splitcast", "deploy", *words, "--folder", self.folder, who=who)
 
     def start(self) -> None:
         """The server and the sites; returns when all are connected."""
-        for names in (("server", *(name for name in SITES if name != VICTIM)), (VICTIM,)):
+        for names in (("server", *(name for name in self.sites if name != VICTIM)), (VICTIM,)):
             command = self.command("start", "--only", *names, who=names[0])
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        wait_for(lambda: all(about["connected"] for about in self.status().values()))
-
-    def status(self) -> dict[str, dict[str, bool]]:
-        """Of everybody."""
-        said = subprocess.run(self.command("status", "--json"), check=True, capture_output=True, text=True).stdout
-        return json.loads(said)
+        subprocess.run(self.python("-c", CONNECTED, self.folder, PATIENCE_S), check=True)
 
     def processes(self, kit: str, *programs: str) -> list[psutil.Process]:
         """Processes of FLARE that belong to a kit."""
@@ -140,10 +150,10 @@ class Lab:
 
 
 @contextmanager
-def laboratory(root: Path, limits: str = LIMITS) -> Iterator[Lab]:
+def laboratory(root: Path, limits: str = LIMITS, sites: Sequence[str] = SITES) -> Iterator[Lab]:
     """A lab that runs, and of which nothing is left afterwards."""
     with networks() as nets:
-        lab = Lab(root, nets, limits)
+        lab = Lab(root, nets, limits, sites)
         try:
             lab.start()
             yield lab
@@ -173,6 +183,7 @@ class Trial:
 
     failure: str
     rounds: int
+    sites: int
     began: float = 0.0
     """when it failed, on the clock of `seen`"""
     ended: float = 0.0
@@ -203,9 +214,9 @@ class Trial:
     @property
     def back(self) -> float | None:
         """When all sites took part again: after the failure, the first round without one, or else the standstill."""
-        without = [at for at, record in self.after if record.clients < len(SITES)]
+        without = [at for at, record in self.after if record.clients < self.sites]
         since = max(self.ended, without[0] if without else self.standstill[1] - 1e-9)
-        return next((at for at, record in self.after if at > since and record.clients == len(SITES)), None)
+        return next((at for at, record in self.after if at > since and record.clients == self.sites), None)
 
     @property
     def again(self) -> int:
@@ -220,7 +231,7 @@ class Trial:
         whole = [record.round for record in self.records] == list(range(1, self.rounds + 1)) and not self.faults
         failed = [record for record in self.records if record.failures]
         lasted = f", {self.ended - self.began:.0f} s" if self.ended > self.began + 1 else ""
-        least = sum(record.clients < len(SITES) for record in self.records)
+        least = sum(record.clients < self.sites for record in self.records)
         found = f"{len(self.records)} of {self.rounds}" + ("" if whole else ": DAMAGED")
         cells = [self.failure + lasted, f"{self.standstill[0]:.0f} s", back, str(self.again), found]
         return [*cells, str(least), str(len(failed))]
@@ -235,8 +246,8 @@ def trial(lab: Lab, failure: str, out: Path, rounds: int, at: int, over: Callabl
     """Train, let it fail after round ``at``, undo that, if it has to be, once it is ``over``, and watch."""
     fail, undo = FAILURES[failure]
     config = out.parent / f"{out.name}.toml"
-    config.write_text(to_toml(with_values(CONFIG, rounds=rounds, eval_every=rounds)))
-    made, reader = Trial(failure, rounds), RoundsReader(out)
+    config.write_text(to_toml(with_values(CONFIG, clients=len(lab.sites), rounds=rounds, eval_every=rounds)))
+    made, reader = Trial(failure, rounds, len(lab.sites)), RoundsReader(out)
     running = subprocess.Popen(lab.command("run", config, "--out", out, "--json"), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + PATIENCE_S
     with ExitStack() as stack:

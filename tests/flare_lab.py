@@ -27,6 +27,18 @@ LEAN = {
 }
 """Transform coding, replay and client halves as differences, for five rounds of one step."""
 SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl", *LEAN]
+DOCUMENTED = {
+    "feedback-and-codec": {"scheme": "my_scheme:RowsScheme", "downlink_codec": "my_codec:Sign"},
+    "labels-at-home": {"scheme": "my_home:AtHome", "cut": 2},
+    "everything": {
+        "scheme": "my_scheme:RowsScheme",
+        "task": "my_task:Ordinal",
+        "optimizer": "my_optimiser:Signum",
+        "momentum": 0.9,
+        "lr": 0.001,
+    },
+}
+"""Parts of one's own, as they stand in `docs/extend.md`."""
 LLAMA = {"model_type": "llama", "vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
 LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
@@ -40,6 +52,12 @@ def comparable(config, name):
     return with_values(config, scheme=name, **({"sync_every": 5} if name == "sfl-gb" else {}))
 
 
+def documented(config, name):
+    """Three plain rounds with parts that a page writes."""
+    plain = {"rounds": 3, "local_steps": 1, "momentum": 0.0, "eval_every": 3}
+    return with_values(config, **plain | DOCUMENTED[name])
+
+
 def texts(config, folder, **values):
     """Adapters of a tiny llama, whose description is put into a folder, on rows of text."""
     file = folder / "llama.json"
@@ -50,7 +68,7 @@ def texts(config, folder, **values):
 
 
 class AllSchemes(Trainer):
-    """One run folder per scheme, two with texts, then one with lies, one after another over the same sites."""
+    """One run folder per scheme, some with texts and with documented parts, then one with lies, over the same sites."""
 
     @collab.main
     def main(self):
@@ -58,6 +76,7 @@ class AllSchemes(Trainer):
         config, root = from_toml(self.config), Path(self.folder)
         runs = {name: comparable(config, name) for name in SCHEMES}
         runs |= {f"texts-{home}": texts(config, root, rounds=5, labels_at_home=home) for home in (False, True)}
+        runs |= {name: documented(config, name) for name in DOCUMENTED}
         runs["lies"] = with_values(config, scheme="sfl-ga", rounds=len(LIES) + 1, seed=1)
         for self.run, settings in runs.items():
             folder = RunFolder(root / self.run)

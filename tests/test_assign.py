@@ -63,10 +63,11 @@ def drawn(count, most):
         yield scheme, n, seed, float(rng.choice([1e6, 5e6, 20e6])), low
 
 
-def test_never_above_brute_force_by_more_than_the_certified_gap():
-    """Of 300 fleets of up to 6 clients."""
+@pytest.mark.parametrize("fleets", [120, pytest.param(300, marks=pytest.mark.long)])
+def test_never_above_brute_force_by_more_than_the_certified_gap(fleets):
+    """Of fleets of up to 6 clients."""
     missed = []
-    for scheme, n, seed, band, low in drawn(300, most=4):
+    for scheme, n, seed, band, low in drawn(fleets, most=4):
         _, menu, _ = menu_of(scheme, n, seed, band, low, 10 * low)
         best = float(timed(menu, every(n)).min())
         found = assign(menu)
@@ -80,10 +81,11 @@ def test_never_above_brute_force_by_more_than_the_certified_gap():
     assert np.median(missed) < 1e-9 and max(missed) < 0.03  # what is found is the best, or nearly
 
 
-def test_joules_never_above_brute_force_by_more_than_the_certified_gap():
-    """Of 105 fleets of up to 5 clients, at prices from almost none to one that only joules matter at."""
+@pytest.mark.parametrize("fleets", [44, pytest.param(105, marks=pytest.mark.long)])
+def test_joules_never_above_brute_force_by_more_than_the_certified_gap(fleets):
+    """Of fleets of up to 5 clients, at prices from almost none to one that only joules matter at."""
     missed, gaps, rng = [], [], np.random.default_rng(19)
-    for scheme, n, seed, band, low in drawn(105, most=3):
+    for scheme, n, seed, band, low in drawn(fleets, most=3):
         _, menu, _ = menu_of(scheme, n, seed, band, low, 10 * low, weight=float(10 ** rng.uniform(-2.5, 2.5)))
         best, found, where = float(timed(menu, every(n)).min()), assign(menu), (scheme, n, seed)
         assert found.lower_bound_s <= best * (1 + 1e-8), where

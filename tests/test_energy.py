@@ -202,12 +202,6 @@ def against_cvxpy(instances, seed, most):
     return max(ratios), len(ratios)
 
 
-@pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
-def test_never_above_cvxpy():
-    worst, solved = against_cvxpy(12, seed=5, most=4)
-    assert worst <= 1 + 1e-6 and solved >= 10
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
 def test_never_above_cvxpy_on_300():
@@ -260,9 +254,10 @@ def caps_against_cvxpy(instances, seed, most):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
-def test_caps_never_above_cvxpy():
-    worst, low, solved, held = caps_against_cvxpy(40, seed=8, most=6)
-    assert low > 1 - 1e-3 and worst <= 1 + 1e-6 and solved >= 36 and held >= 20
+@pytest.mark.parametrize("instances", [20, pytest.param(40, marks=pytest.mark.long)])
+def test_caps_never_above_cvxpy(instances):
+    worst, low, solved, held = caps_against_cvxpy(instances, seed=8, most=6)
+    assert low > 1 - 1e-3 and worst <= 1 + 1e-6 and solved >= 0.9 * instances and held >= 0.5 * instances
 
 
 def test_a_cap_over_two_stages_by_hand():

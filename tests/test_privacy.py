@@ -29,6 +29,7 @@ from splitcast.studies.report.attacked import attack_document
 from splitcast.training.correlation import distance_correlation
 from splitcast.training.defence import Defence
 from splitcast.training.task import Classification
+from test_reproduce import saved
 
 SMALL = with_values(Config(), arch="cnn-small", rounds=2, batch=4, clients=3, lr=0.05, eval_every=2)
 
@@ -500,6 +501,7 @@ def test_the_study_attacks_every_training_once(tmp_path, monkeypatch):
     monkeypatch.setattr(privacy, "HELD_OUT", {False: 20})
     study = Study(with_values(SMALL, rounds=2, checkpoint_every=2), (0,), tmp_path, full=False)
     first = privacy.draw(study)
+    saved(first, tmp_path, "privacy")
     assert {row["variant"] for row in first.rows} == {"sfl", "sfl-ga"} and {row["cut"] for row in first.rows} == {1, 3}
     assert [claim.verdict for claim in first.claims] == [claim.verdict for claim in privacy.draw(study).claims]
     kept = tmp_path / "mnist-mini" / "leakage.json"

@@ -14,10 +14,13 @@ from splitcast.run.loop import train
 from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
 from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, text
+from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
 from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
 
+ELSEWHERE = (*TEXTS, "privacy")
+"""Figures that are drawn in other tests: `test_privacy.py` has that of attacks."""
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 
 
@@ -42,14 +45,26 @@ class Small(Study):
         return replace(whole, **{name: held[: len(held) // 5] for name, held in rows.items()})
 
 
+def saved(figure, folder, name):
+    """It has files and a caption."""
+    figure.save(folder / name)
+    assert (folder / f"{name}.png").stat().st_size > 10_000
+    assert (folder / f"{name}.svg").read_text().startswith("<?xml")
+    with (folder / f"{name}.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(figure.rows) > 0
+    assert "paper" in figure.caption
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Every figure, drawn once for all tests of this module; the lengths of the rate are short ones."""
+    """Every figure, drawn once for all tests of this module; the lengths of the rate and of bytes are short ones."""
     here = study(tmp_path_factory.mktemp("reproduce"), Small)
     with pytest.MonkeyPatch.context() as patch:
+        for name, few in {"PARTS": 2, "POOL_STEPS": {1: 2, 4: 4}, "ALONE": 2, "SAMPLED": 64}.items():
+            patch.setattr(bytes_, name, few)
         patch.setattr(rate, "USUAL", {"rounds": 4, "clients": 5, "local_steps": 1})
         patch.setattr(rate, "AXES", {axis: (field, (1, 2, 4)) for axis, (field, _) in rate.AXES.items()})
-        return here, {name: draw(here) for name, draw in FIGURES.items() if name not in TEXTS}
+        return here, {name: draw(here) for name, draw in FIGURES.items() if name not in ELSEWHERE}
 
 
 def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):
@@ -351,12 +366,7 @@ def test_the_claim_of_the_rate_can_fail(tmp_path, monkeypatch, powers, expected)
 def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
     _, figures = drawn
     for name, figure in figures.items():
-        figure.save(tmp_path / name)
-        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        assert (tmp_path / f"{name}.svg").read_text().startswith("<?xml")
-        with (tmp_path / f"{name}.csv").open() as file:
-            assert len(list(csv.DictReader(file))) == len(figure.rows) > 0
-        assert "paper" in figure.caption
+        saved(figure, tmp_path, name)
     assert not list(tmp_path.glob(".*"))
 
 
