@@ -31,11 +31,11 @@ demo: $(CORE)  ## compare the paper's scheme with its baselines on embedded data
 # those who wait for FLARE leave theirs; bytecode is kept whatever the environment says: hundreds of processes start
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-test: $(STAMP)  ## all tests but those marked `long`
+test: $(STAMP)  ## the tests but those marked `long`
 	$(TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-long: $(STAMP)  ## the long forms of tests whose short forms `make test` runs
-	$(TESTS) -m long
+test-long: $(STAMP)  ## rare events, and more cases of what `make test` proves with few
+	$(TESTS) -m long -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 quick: $(STAMP)  ## what a developer runs all the time: under a minute
 	$(TESTS) $(QUICK)

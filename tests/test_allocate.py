@@ -415,11 +415,11 @@ def compare_with_cvxpy(instances: int, seed: int) -> tuple[int, float]:
     return solved, worst
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
-def test_agrees_with_cvxpy_on_500() -> None:
-    solved, worst = compare_with_cvxpy(500, seed=10)
-    assert solved >= 350 and worst <= 1e-6
+def test_agrees_with_cvxpy(instances: int) -> None:
+    solved, worst = compare_with_cvxpy(instances, seed=10)
+    assert solved >= 0.7 * instances and worst <= 1e-6
 
 
 def test_cvxpy_linear_rate() -> None:

@@ -18,6 +18,7 @@ import psutil
 
 from failures import free_port
 from flare_lab import DOCUMENTED, LIES, SCHEMES, comparable, documented, texts
+from killing import lines
 from splitcast.base.config import Config, to_toml, with_values
 from splitcast.cli.main import main
 from splitcast.deploy import console, processes, supervise
@@ -193,12 +194,12 @@ def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     killed = []
 
     def kill():
-        wait_for(lambda: out.is_dir() and len(RunFolder(out).rounds()) >= 12)
+        wait_for(lambda: lines(out) >= 12)
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             if any("worker_process" in w for w in words) and any(str(live / "site-2") in w for w in words):
                 process.send_signal(signal.SIGKILL)
-                killed.append(len(RunFolder(out).rounds()))
+                killed.append(lines(out))
 
     killer = threading.Thread(target=kill)
     killer.start()

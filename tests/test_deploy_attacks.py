@@ -210,6 +210,7 @@ def left_alone(run):
 
 
 @pytest.mark.deploy
+@pytest.mark.long
 def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_on(live, tmp_path, capsys):
     config, out = tmp_path / "c.toml", tmp_path / "run"
     config.write_text(to_toml(with_values(CONFIG, rounds=200, checkpoint_every=5, eval_every=200)))
@@ -247,6 +248,7 @@ def test_a_stopped_site_comes_back_and_sigterm_ends_the_job_and_says_how_to_go_o
 
 
 @pytest.mark.deploy
+@pytest.mark.long
 def test_a_revoked_site_is_not_heard_and_renewed_ones_train(live, tmp_path):
     """The last of the tests that need both sites: it leaves a deployment of one."""
     port, stolen = load_deployment(live / "deployment.toml").server.port, tmp_path / "site-2"

@@ -9,6 +9,8 @@ pytest.importorskip("nvflare")
 from failures import FAILURES, SITES, VICTIM, laboratory, trial
 from test_deploy import left_behind
 
+pytestmark = [pytest.mark.deploy, pytest.mark.long]
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
@@ -36,7 +38,6 @@ def killed(lab):
     lab.signal(signal.SIGKILL, "server", "server_train")
 
 
-@pytest.mark.deploy
 def test_a_run_survives_the_death_of_the_server(lab, tmp_path, monkeypatch):
     monkeypatch.setitem(FAILURES, "server killed", (killed, None))
     made = trial(lab, "server killed", tmp_path / "run", 80, at=12, over=lambda made: True)
@@ -44,7 +45,6 @@ def test_a_run_survives_the_death_of_the_server(lab, tmp_path, monkeypatch):
     assert {record.round for _, record in made.after} >= {11, 12}  # from the checkpoint of round 10
 
 
-@pytest.mark.deploy
 def test_a_site_whose_cable_was_out_takes_part_again(lab, tmp_path):
     if not lab.nets:
         pytest.skip("network namespaces are not allowed here")

@@ -21,7 +21,8 @@ NEEDS = {"llm": "transformers", "deployment": "nvflare", "sb3_dqn": "stable_base
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.deploy] if name == "deployment" else []) for name in SAYS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.deploy, pytest.mark.long] if name == "deployment" else []) for name in SAYS],
 )
 def test_an_example_runs(name, tmp_path):
     if name in NEEDS:

@@ -244,7 +244,7 @@ def test_a_process_of_its_own_tells_what_it_cost(tmp_path):
     assert 0.1 < told["gib"] < 1 and told["seconds"] > 0.1 and len(held)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_billion_parameters_are_planned_in_two_gib():
     assert apart(planning, sizes=LLAMA_8B)["gib"] < 2
 

@@ -66,6 +66,7 @@ def test_a_benchmark_says_how_far_it_is():
     assert measured(lambda repeats: [Row("figure", float(repeats), "s")], 3) == [Row("figure", 3.0, "s")]
 
 
+@pytest.mark.long
 def test_contestants_of_the_race_end_with_the_same_weights():
     python = Path(sys.executable)
     (naive, peak), (ours, _) = (peers.race(python, name, 3, 2, 2) for name in ("naive", "splitcast"))

@@ -56,6 +56,7 @@ def built(tmp_path_factory):
     return wheel, source
 
 
+@pytest.mark.long
 def test_the_wheel_alone_trains_reports_and_plans(built, tmp_path):
     packages, needed = tmp_path / "packages", tmp_path / "needed"
     run(["-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), str(built[0])], tmp_path)

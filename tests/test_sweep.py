@@ -96,9 +96,9 @@ def test_runs_equal_single_trainings_and_a_failure_is_a_row(tmp_path):
 
 def test_a_killed_sweep_ends_with_the_same_table(tmp_path, capsys):
     """kill -9 twice, at different times; nobody trains on behind its back."""
-    over = ["--over", "scheme=sfl,sfl-ga", "seed=0..1", "--rounds", "30", "--checkpoint-every", "5", *FLAGS]
+    over = ["--over", "scheme=sfl,sfl-ga", "seed=0..1", "--rounds", "15", "--checkpoint-every", "5", *FLAGS]
     command = [sys.executable, "-m", "splitcast", "sweep", *over, "--out", tmp_path / "killed", "--quiet"]
-    for least, jobs in ((5, 2), (35, 1)):
+    for least, jobs in ((3, 2), (18, 1)):
         running = subprocess.Popen([*map(str, command), "--jobs", str(jobs)], stdout=subprocess.DEVNULL)
         wait_for(lambda n=least, p=running: _rounds(tmp_path / "killed") >= n or p.poll() is not None, 0.05)
         os.kill(running.pid, signal.SIGKILL)
@@ -177,7 +177,7 @@ def test_tables_by_hand():
     assert math.isnan(estimate([1.0]).half) and estimate([2.0, 2.0]) == Estimate(2.0, 0.0, 2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_gives_identical_rounds(tmp_path):
     pytest.importorskip("ray")
     chosen = points(SMALL, {"scheme": ["sfl-ga", "no-such"], "seed": [0]})
