@@ -265,7 +265,8 @@ class BenchOptions:
     """Speed as ratios measured in one run, medians of interleaved repetitions."""
 
     what: Annotated[str, tyro.conf.Positional]
-    """engine, allocate, assign, gb, ccc, flare, or peers (other frameworks, which it installs for themselves)."""
+    """engine, models, text, codecs, gb, allocate, assign, ccc, flare, or peers (other frameworks, which it installs for
+    themselves)."""
     repeats: int = 7
     """Interleaved repetitions per figure."""
     json: bool = False
