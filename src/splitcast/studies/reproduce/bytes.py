@@ -6,8 +6,8 @@ for a tenth of the rounds; the one with the fewest bytes to the first target, or
 with all seeds. A training ends at the last target, after all rounds, or with the tenth in which it has sent `BUDGET`
 times what all training images take when gzipped, unless it has ceased to send: whoever is not there by then has lost to
 sending the images. Who trains on a pool sends every sample once, so that its rounds are known beforehand: rates fall
-along a cosine, and it ends at the last target or after all rounds. Rounds in which clients learn alone before the first
-upload (`Method.alone`) come on top.
+along a cosine, weights decay (`DECAY`), since it sees samples many times, and it ends at the last target or after all
+rounds. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,6 +81,8 @@ class Setting:
 
 POOL_STEPS = {1: 20, 4: 80}
 """The server's steps in a round, where others take so many local steps."""
+DECAY = 5e-4
+"""Of the weights, for those that train on a pool."""
 USUAL = Setting(0.02, 0.9, 1)
 SEARCH = (USUAL, Setting(0.02, 0.0, 1), Setting(0.05, 0.9, 1), Setting(0.02, 0.9, 4))
 
@@ -189,9 +191,9 @@ def _rounds(study: Study, method: Method, parts: int) -> int:
 
 def _trained(study: Study, method: Method, target: float, **values: Any) -> list[RoundRecord]:
     """One training, part after part until it is at the target, beyond the budget, or no longer a number; with a pool,
-    which has an end, in one go and with rates that fall towards it."""
+    which has an end, in one go, with rates that fall towards it and weights that decay."""
     if method.pooled:
-        return study.run(rounds=_rounds(study, method, PARTS), schedule="cosine", **values)
+        return study.run(rounds=_rounds(study, method, PARTS), schedule="cosine", weight_decay=DECAY, **values)
     records: list[RoundRecord] = []
     budget = BUDGET * sized(study.dataset)
     for parts in range(1, PARTS + 1):
