@@ -39,7 +39,7 @@ CONFIG = with_values(Config(), clients=2, rounds=10, batch=8, arch="cnn-small", 
 
 def write_deployment(path, port, sites=("site-1", "site-2"), limits=""):
     allowed = f"imports = {json.dumps(['transformers', *MODULES])}"
-    lines = ["[server]", f"port = {port}", allowed, "[limits]", "call_timeout_s = 40", limits]
+    lines = ["[server]", f"port = {port}", allowed, "[limits]", "call_timeout_s = 120", limits]
     for n, name in enumerate(sites):
         lines += [f"[sites.{name}]", f'data = "part:{n}"', allowed]
     path.write_text("\n".join(lines) + "\n")
