@@ -21,10 +21,9 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.data import Dataset
 from splitcast.run.records import RoundRecord
-from splitcast.studies.compare_figure import AXES
 from splitcast.studies.curves import curves_of
 from splitcast.studies.reproduce.basis import PARTITIONS
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, line, panels
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, label_accuracy, line, panels
 from splitcast.studies.reproduce.study import Runs, Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread, verdict
 from splitcast.studies.target import to_reach
@@ -261,10 +260,8 @@ def curves(axis: Axes, found: Mapping[str, Found], title: str) -> None:
         line(axis, k, x, y, name, every=max(1, least // 6))
         axis.lines[-1].set(linewidth=3.0 if name.startswith("ours") else 1.1, markersize=4)
     axis.set_xscale("log")
-    axis.set_xlabel(AXES["MB"])
-    axis.set_ylabel("test accuracy (%)")
+    label_accuracy(axis, "MB")
     axis.set_title(title)
-    axis.grid(alpha=0.3)
 
 
 def judged(how: str, dataset: str, found: Mapping[str, Found], whole: float) -> list[Claim]:

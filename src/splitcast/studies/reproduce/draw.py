@@ -72,10 +72,15 @@ def accuracy(axis: Axes, series: Mapping[str, Runs], against: str) -> None:
     """Test accuracy against rounds, MB or seconds: the mean over seeds, and a band from the worst to the best."""
     for (name, runs), look in zip(series.items(), looks([name.lower() for name in series]), strict=True):
         draw_band(axis, band(runs, against), look, name)
+    label_accuracy(axis, against)
+    axis.legend(loc="lower right", fontsize=9)
+
+
+def label_accuracy(axis: Axes, against: str) -> None:
+    """Names of the axes, and a grid, of accuracy against rounds, MB or seconds."""
     axis.set_xlabel(AXES[against])
     axis.set_ylabel("test accuracy (%)")
     axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=9)
 
 
 def accuracy_rows(series: Mapping[str, Runs], seeds: Sequence[int]) -> list[Row]:

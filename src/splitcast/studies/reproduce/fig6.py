@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from splitcast.base.config import Config, with_values
 from splitcast.cutting.policies import CutSelector, rollout
 from splitcast.run.records import RoundRecord
-from splitcast.studies.compare_figure import AXES, draw_band
+from splitcast.studies.compare_figure import draw_band
 from splitcast.studies.curves import COLOURS, band, looks
 from splitcast.studies.learn import make_cut_costs
-from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy_rows, costs_to, panels, reached
+from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy_rows, costs_to, label_accuracy, panels, reached
 from splitcast.studies.reproduce.study import Runs, Study, round_seconds
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
 
@@ -73,18 +73,13 @@ def draw(study: Study) -> Drawn:
 
 def _lines(axis: Axes, series: Mapping[str, Runs]) -> None:
     """A colour for every strategy; its band and marks are those of optimal shares, equal ones are dotted."""
-    for k, name in enumerate(STRATEGIES):
-        (optimal, equal), look = (
-            (band(series[f"{name}, {a}"], "seconds") for a in ALLOCATIONS),
-            looks([""] * (k + 1))[k],
-        )
+    for name, look in zip(STRATEGIES, looks([""] * len(STRATEGIES)), strict=True):
+        optimal, equal = (band(series[f"{name}, {allocation}"], "seconds") for allocation in ALLOCATIONS)
         draw_band(axis, optimal, look, name)
         axis.plot(equal.x, equal.mean, ":", color=COLOURS[look.colour], linewidth=1)
     axis.plot([], [], ":", color="0.3", linewidth=1, label="equal shares")
     axis.set_xscale("log")
-    axis.set_xlabel(AXES["seconds"])
-    axis.set_ylabel("test accuracy (%)")
-    axis.grid(alpha=0.3)
+    label_accuracy(axis, "seconds")
 
 
 def _timed(study: Study, config: Config, policy: str) -> list[RoundRecord]:
