@@ -13,11 +13,16 @@ up to the last whose channel has a level other than zero. Column k is round(2^e_
 again on both sides (QR), so that their rounding costs a little decorrelation and no accuracy. As fine as pays is
 2^e_k = 32 sqrt(energy of the channel) / step, as a power of two from 4 to 256.
 
+Clients whose samples differ, by their classes say, would each have another Q and step, so that what coding leaves of a
+sample tells whose it is, and who trains on samples of many clients would learn that instead. So Q can also be a common
+one, which all were given before; then it is not in the message.
+
 Flat messages (b, d) are d channels of one place, and tokens (b, T, d) are b T samples of those. The KLT is left out
 where it has fewer than 8 C vectors to be learned from, or more than 256 channels: its columns would outweigh what they
 save. Then every channel has its own scale, as far as a group has 16 levels at least.
 
     message   0x01 (0x03: clamp), step as bfloat16, channels sent as uint16 (with a KLT), code stream
+              0x05 (0x07: clamp)  likewise, with a common Q
 
 After the design of image coders (JPEG; Karhunen-Loève over channels as in JPEG 2000 part 2 and spectral imaging).
 """
@@ -47,7 +52,8 @@ GROUP = 16
 FINE = 32.0
 LARGEST = 2.0**50
 """Values beyond travel as they are, so that arithmetic on the others is finite: sums of squares are."""
-CODED, CLAMPED = 1, 3
+CODED, CLAMP, SHARED = 1, 2, 4
+"""Bits of the first byte."""
 
 
 class Shape(NamedTuple):
@@ -86,8 +92,10 @@ class Parts:
 
     step: float
     clamped: bool
+    shared: bool
+    """whether Q is the common one"""
     exponents: Integers
-    """e_k of the channels sent (r,); of no channel without a KLT"""
+    """e_k of the channels sent (r,); of no channel without a KLT of its own"""
     columns: Integers
     """round(2^e_k Q_k), (r, C)"""
     levels: Integers
@@ -97,12 +105,14 @@ class Parts:
 class Coefficients:
     """The coefficients of a message, before their quantisation; the DCT comes first here, since KLT and DCT commute."""
 
-    def __init__(self, x: Tensor, *, clamped: bool) -> None:
+    def __init__(self, x: Tensor, *, clamped: bool, common: Tensor | None = None) -> None:
+        """``common``: orthonormal columns (C, r) in place of its own."""
         self.shape, self.lay, self.clamped = x.shape, Shape.of(x.shape), clamped
+        self.common = common if self.lay.klt else None
         turned = _turned(_rows(x, self.lay), self.lay, forward=True).view(self.lay.channels, -1, self.lay.samples)
         self.rows = turned.index_select(1, torch.from_numpy(_rings(self.lay).order)).view(self.lay.channels, -1)
         self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
-        if self.lay.klt:
+        if self.lay.klt and self.common is None:
             gram = (self.rows @ self.rows.T / self.lay.places).double()  # in single, solvers fail on dead channels
             energies, vectors = (part.to(x.dtype) for part in torch.linalg.eigh(gram))
             self.energies, self.vectors = energies.flip(0), vectors.flip(1)
@@ -113,7 +123,9 @@ class Coefficients:
         if step < 2.0**-100:
             return None
         lay, exponents, columns = self.lay, np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
-        if lay.klt:
+        if self.common is not None:
+            spread = (self.common / step).T @ self.rows
+        elif lay.klt:
             fine = self.fine(step)
             exponents = fine.to(torch.int32).numpy()
             columns = (self.vectors * fine.exp2()).round().T.to(torch.int32).numpy()
@@ -127,12 +139,12 @@ class Coefficients:
             kept = spoken(largest)
             exponents, columns, spread = exponents[:kept], columns[:kept], spread[:kept]
         levels = _quantised(spread).view(-1, lay.height * lay.width, lay.samples).numpy()
-        parts = Parts(step, self.clamped, exponents, columns, levels)
+        parts = Parts(step, self.clamped, self.common is not None, exponents, columns, levels)
         return _packed(parts, lay), parts
 
     def seen(self, parts: Parts) -> Tensor:
         """What is decoded of a message."""
-        return rebuilt(parts, self.lay, self.shape)
+        return rebuilt(parts, self.lay, self.shape, self.common)
 
     def fine(self, step: float) -> Tensor:
         """e_k of all channels."""
@@ -218,10 +230,10 @@ def group_sizes(lay: Shape, channels: int) -> Integers:
     return int(each[0]) * np.array([together] * full + [rest] * (rest > 0), np.int32)
 
 
-def _all_sizes(lay: Shape, channels: int) -> Integers:
-    """Sizes of all groups of a message: exponents and columns of its KLT, then levels."""
+def _all_sizes(lay: Shape, channels: int, *, shared: bool) -> Integers:
+    """Sizes of all groups of a message: exponents and columns of its own KLT, then levels."""
     sizes = group_sizes(lay, channels)
-    if not lay.klt or not channels:
+    if not lay.klt or shared or not channels:
         return sizes
     return np.concatenate([np.array([channels] + [lay.channels] * channels, np.int32), sizes])
 
@@ -229,47 +241,59 @@ def _all_sizes(lay: Shape, channels: int) -> Integers:
 def _orthonormal(exponents: Integers, columns: Integers) -> Tensor:
     """Q (C, r) from its rounded columns (r, C)."""
     rough = torch.from_numpy(columns).float() * torch.from_numpy(exponents).float().neg().exp2()[:, None]
+    return orthonormal(rough)
+
+
+def orthonormal(rough: Tensor) -> Tensor:
+    """Q (C, r) from columns that were rounded (r, C)."""
     q: Tensor = torch.linalg.qr(rough.T).Q
     return q
 
 
 def _packed(parts: Parts, lay: Shape) -> bytes:
-    head = bytes([CLAMPED if parts.clamped else CODED]) + _head(parts.step)
+    head = bytes([CODED + CLAMP * parts.clamped + SHARED * parts.shared]) + _head(parts.step)
     numbers = [parts.levels.reshape(-1)]
     if lay.klt:
-        head += len(parts.exponents).to_bytes(2, "little")
-        numbers = [np.diff(parts.exponents, prepend=np.int32(5)), parts.columns.reshape(-1), *numbers]
-    return head + coded(np.concatenate(numbers), _all_sizes(lay, len(parts.levels)))
+        head += len(parts.levels).to_bytes(2, "little")
+        if not parts.shared:
+            numbers = [np.diff(parts.exponents, prepend=np.int32(5)), parts.columns.reshape(-1), *numbers]
+    return head + coded(np.concatenate(numbers), _all_sizes(lay, len(parts.levels), shared=parts.shared))
 
 
-def parsed(data: bytes, lay: Shape) -> Parts:
+def parsed(data: bytes, lay: Shape, common: Tensor | None = None) -> Parts:
     """What a coded message says; whatever is not one raises a `SplitcastError`."""
     start = 5 if lay.klt else 3
-    if len(data) < start or data[0] not in (CODED, CLAMPED):
+    shared = common is not None and lay.klt
+    if len(data) < start or data[0] & ~(CLAMP | (SHARED if shared else 0)) != CODED:
         raise SplitcastError("is not a message of this format")
+    shared = bool(data[0] & SHARED)
+    most = common.shape[1] if common is not None and shared else lay.channels
     step = float(torch.frombuffer(bytearray(data[1:3]), dtype=torch.bfloat16))
     channels = int.from_bytes(data[3:5], "little") if lay.klt else lay.channels
-    if not 2.0**-100 <= step <= LARGEST or channels > lay.channels:
+    if not 2.0**-100 <= step <= LARGEST or channels > most:
         raise SplitcastError("has a step or a number of channels that cannot be")
-    numbers = decoded(data[start:], _all_sizes(lay, channels))
+    numbers = decoded(data[start:], _all_sizes(lay, channels, shared=shared))
     exponents, columns = np.zeros(0, np.int32), np.zeros((0, lay.channels), np.int32)
-    if lay.klt:
+    if lay.klt and not shared:
         exponents = (5 + np.cumsum(numbers[:channels], dtype=np.int64)).clip(0, 99).astype(np.int32)
         columns = numbers[channels:][: channels * lay.channels].reshape(channels, lay.channels)
         numbers = numbers[channels + columns.size :]
         if channels and (exponents.min() < 2 or exponents.max() > 8 or np.abs(columns).max() > 2**8):
             raise SplitcastError("has a column that cannot be")
     levels = numbers.reshape(channels, lay.height * lay.width, lay.samples)
-    return Parts(step, data[0] == CLAMPED, exponents, columns, levels)
+    return Parts(step, bool(data[0] & CLAMP), shared, exponents, columns, levels)
 
 
-def rebuilt(parts: Parts, lay: Shape, shape: Sequence[int]) -> Tensor:
+def rebuilt(parts: Parts, lay: Shape, shape: Sequence[int], common: Tensor | None = None) -> Tensor:
     """What is decoded (b, *d)."""
     if not len(parts.levels):
         return torch.zeros(*shape, device="cpu")
     levels = torch.from_numpy(parts.levels.take(_rings(lay).inverse, axis=1)).float().mul_(parts.step)
     rows = _turned(levels.view(len(levels), -1), lay, forward=False)
-    if lay.klt:
+    if parts.shared:
+        assert common is not None
+        rows = common[:, : len(levels)] @ rows
+    elif lay.klt:
         rows = _orthonormal(parts.exponents, parts.columns) @ rows
     if parts.clamped:
         rows.clamp_(min=0)

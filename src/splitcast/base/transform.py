@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from splitcast.base.codec import EMPTY, FP32, Codec
-from splitcast.base.coefficients import LARGEST, Parts, Shape, parsed, rebuilt
+from splitcast.base.coefficients import LARGEST, Coefficients, Parts, Shape, orthonormal, parsed, rebuilt
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.rounding import Draw
 from splitcast.base.spectrum import SEARCHED, Spectrum
@@ -82,6 +83,8 @@ class Transform(Codec):
     """Messages as above; decoding needs no rate, so that whoever receives knows none."""
 
     varies: ClassVar[bool] = True
+    common: tuple[Tensor, float] | None = None
+    """Q (C, r) and the step of all clients, where they code alike"""
 
     def __init__(self, rate: Rate, name: str, value: float | None = None) -> None:
         self.rate, self.name = rate, name
@@ -93,7 +96,22 @@ class Transform(Codec):
         return Transform(Rate.parse(text, field), f"transform:{text}")
 
     def at(self, t: int) -> "Transform":
-        return self if self.rate.rounds == 1 else Transform(self.rate, self.name, self.rate.at(t))
+        if self.rate.rounds == 1 or self.common:
+            return self
+        return Transform(self.rate, self.name, self.rate.at(t))
+
+    def learned(self, x: Tensor) -> tuple[Tensor, float] | None:
+        """Columns of Q (r, C) and the step of a message x (b, *d), for all to code alike with; None if it has none."""
+        parts = self._sent(x)[1]
+        if parts is None or not len(parts.columns):
+            return None
+        return torch.from_numpy(parts.columns * np.exp2(-parts.exponents)[:, None]).float(), parts.step
+
+    def alike(self, columns: Tensor, step: float) -> "Transform":
+        """The format with Q from these columns (r, C), as they arrived, and this step; 0: each message by itself."""
+        made = Transform(self.rate, self.name, self.value)
+        made.common = orthonormal(columns), step
+        return made
 
     def nbytes(self, shape: Sequence[int]) -> int:
         each = self.rate.expected or (self.value if self.rate.by == "bytes" else 0)
@@ -114,9 +132,9 @@ class Transform(Codec):
         turn = 2.0 * lay.channels**2 * lay.places if lay.klt else 0.0
         made = turn + 8.0 * values + CODER * self.nbytes(shape)
         both = made + 2.0 * (lay.height + lay.width) * values if lay.height * lay.width > 1 else made
-        learned = turn + 9.0 * lay.channels**3 if lay.klt else 0.0
+        learned = turn + 9.0 * lay.channels**3 if lay.klt and not self.common else 0.0
         searched = 0.0
-        if self.rate.by != "step":
+        if self.rate.by != "step" and not self.common:
             searched = PROBES * PROBE * values * min(1.0, SEARCHED / max(1, lay.samples)) + 0.2 * made
         return both + learned + searched, both
 
@@ -131,7 +149,7 @@ class Transform(Codec):
         seen = [
             one.detach().to("cpu", torch.float32).clamp(-_TOP, _TOP)
             if parts is None
-            else rebuilt(parts, lay, one.shape)
+            else rebuilt(parts, lay, one.shape, self._shared)
             for one, (_, parts) in zip(x, sent, strict=True)
         ]
         return torch.stack(seen).to(x), [len(payload) for payload, _ in sent]
@@ -145,7 +163,11 @@ class Transform(Codec):
                 raise SplitcastError(f"has {len(data)} bytes, not {self.bound(shape)}")
             return payload[1:].clone().view(torch.float32).view(*shape)
         lay = Shape.of(shape)
-        return rebuilt(parsed(data, lay), lay, shape)
+        return rebuilt(parsed(data, lay, self._shared), lay, shape, self._shared)
+
+    @property
+    def _shared(self) -> Tensor | None:
+        return self.common[0] if self.common else None
 
     def _sent(self, x: Tensor) -> tuple[bytes, Parts | None]:
         """A message, and what it says; None if the values as they are."""
@@ -159,6 +181,8 @@ class Transform(Codec):
 
     def _coded(self, x: Tensor, *, clamped: bool) -> tuple[bytes, Parts] | None:
         """As above, at the rate; None where levels would be too large."""
+        if self.common and self.common[1]:
+            return Coefficients(x, clamped=clamped, common=self.common[0]).message(self.common[1])
         spectrum = Spectrum(x, clamped=clamped)
         if self.rate.by == "step":
             return spectrum.message(self.value)

@@ -5,11 +5,14 @@ which its half trains in every round, whether something came or not:
 
     w^s <- w^s - eta dF(w^s; S_B, y_B)/dw^s for ``steps`` minibatches B of the pool.
 
+Once something has come, the server tells all clients which directions of the channels to keep and how finely
+(`Replay.agree`), so that what coding leaves of a sample does not tell whose it is.
+
 Pham et al., Split learning without local weight sharing (2023), keep cut-layer data for clients that come late.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import CODECS, codec
 from splitcast.base.seeds import stream
+from splitcast.base.transform import Shape, Transform
 from splitcast.model.split import SplitModel
 from splitcast.schemes.auxiliary import CLIENT, HEAD, SERVER, Headed
 from splitcast.schemes.feedback import Basis
@@ -29,6 +33,8 @@ from splitcast.schemes.staleness import Memory, Places
 from splitcast.training.placement import Placement
 
 LEARNING = ("none", "local", "feedback")
+AGREED = 256
+"""Samples of the pool from which the server learns how clients shall code."""
 
 
 class Replay(Headed):
@@ -57,6 +63,8 @@ class Replay(Headed):
         super().__init__(config)
         if config.split.sync_every >= 0:
             raise SplitcastError(f"sync_every: {config.split.sync_every}; {self.name} averages in rounds that learn")
+        self.own, self.told = self.uplink, dict[str, Tensor]()
+        """the format by itself, and what was told last of how to code alike"""
         self.batch, self.seed = config.train.batch, config.train.seed
         self.start, self.until = int(own["start"]), int(own["until"])
         self.sweep = -(-int(own["samples"]) // self.batch)  # uploads of all samples
@@ -99,7 +107,7 @@ class Replay(Headed):
         return bool(self.stale) and self.start + self.sweep < t <= last
 
     def kind(self, t: int) -> int:
-        known = (self.learns(t), self.fresh(t), t > self.start, self.asks(t), self.measures(t))
+        known = (self.learns(t), self.fresh(t), t > self.start, self.asks(t), self.measures(t), self.agrees(t))
         return sum(2**k for k, each in enumerate(known) if each)
 
     def equal_after(self, t: int) -> bool:
@@ -126,11 +134,35 @@ class Replay(Headed):
         if t > self.start:
             self.train(t, clients.central(server))
 
+    def agrees(self, t: int) -> bool:
+        """Whether all clients code alike in a round: something has come, more does, and halves are at rest."""
+        return isinstance(self.own, Transform) and self.fresh(t) and t > self.start + 1 and not self.learns(t)
+
+    def agree(self, shape: Sequence[int], clients: Clients, link: Link) -> None:
+        """The server tells all clients the columns of a KLT and a step, those of one message of some of the pool; a
+        step of zero: each by itself. ``shape`` (b, *d) is that of their messages."""
+        assert isinstance(self.own, Transform)
+        lay = Shape.of(shape)
+        if not lay.klt:
+            return
+        link.compute(self.own.work((AGREED, *shape[1:]))[0], clients)
+        columns, step = torch.eye(lay.channels, device="cpu"), 0.0  # on a site, in a plan, or of an empty pool
+        if len(self.pool):
+            rows = stream(self.seed, "pool", clients.place[0], 1).choice(len(self.pool), AGREED)
+            columns, step = self.own.learned(self.pool.take(rows)[0]) or (columns, step)
+        columns = link.broadcast("columns", columns[None], CODECS["int8"], clients, rows=lay.channels)[0]
+        told = link.broadcast("step", torch.tensor([[step]], device="cpu"), CODECS["fp32"], clients)[0]
+        self.told = {"columns": columns, "step": told}
+        self.uplink = self.own.alike(columns, float(told))
+
     def send(self, t: int, places: Tensor, clients: Clients, server: Party, link: Link) -> None:
         """Samples at these places of the clients' orders, (K, b) with -1 for none, go up and into the pool."""
         whose = dict(zip(clients.ids, places, strict=True))
         for batch in clients.samples(places.clamp(min=0)):
             sent = clients.forward(CLIENT, batch.x)
+            self.uplink = self.own
+            if self.agrees(t):
+                self.agree(sent.out.shape[1:], clients, link)
             smashed, labels = self.upload(clients, server, link, sent.out, batch.y)
             features = sent.out.whole() if self.stale else None
             if self.learns(t) and self.learn == "feedback":
@@ -195,9 +227,12 @@ class Replay(Headed):
             server.train(SERVER, *self.pool.take(chosen))
 
     def kept(self) -> dict[str, Tensor]:
-        return self.pool.tensors() | self.memory.tensors()
+        return self.pool.tensors() | self.memory.tensors() | self.told
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
+        self.told = {name: kept[name] for name in ("columns", "step") if name in kept}
+        if self.told and isinstance(self.own, Transform):
+            self.uplink = self.own.alike(self.told["columns"], float(self.told["step"]))
         self.pool.restore(kept)
         self.memory.restore(kept)
 
