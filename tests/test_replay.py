@@ -115,6 +115,22 @@ def test_plans_sites_and_simulator_send_and_learn_the_same(own):
     assert fed._scheme.pool.keys == sim._scheme.pool.keys
 
 
+def test_after_the_first_upload_all_code_alike_as_the_pool_tells():
+    config = with_values(Config(), **SMALL, **options(samples=24, steps=1))
+    sim = make_simulator(config, IMAGES)
+    told, sent = [], []
+    for t in range(1, 5):
+        sent.append(sim.round(t).ledger.by_kind())
+        told.append(sim._scheme.uplink.common)
+    channels = sim.model.smashed_shape(1)[0]
+    assert [sorted(each) for each in sent[:1]] == [["up.labels", "up.smashed"]] and sent[3] == {}
+    for each, (basis, step) in zip(sent[1:3], told[1:3], strict=True):
+        rows = basis.shape[1]
+        assert each["down.columns"] == rows * (channels + 2) and each["down.step"] == 4  # int8 with a head of two bytes
+        assert step > 0 and torch.allclose(basis.T @ basis, torch.eye(rows), atol=1e-5)
+    assert told[0] is None and told[3] is told[2]  # nothing was sent: the format of the last that was
+
+
 def halves_of_inputs():
     """Samples that have only the first three inputs, or only the last three."""
     known = tiny()
