@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -67,11 +68,12 @@ def make_study(options: ReproduceOptions) -> tuple[Study, str]:
     if options.quick and dataset not in ("", "mnist-mini"):
         raise SplitcastError(f"dataset: {dataset!r} with --quick, which uses the embedded mnist-mini; use --full")
     partition = one_of("partition", options.partition, PARTITIONS)
+    sizes: dict[str, Any] = {"batch": 32, "rounds": 100, "eval_every": 10, "checkpoint_every": 50}
     if full:
         dataset = one_of("dataset", dataset or "mnist", FULL)
-        sizes = {"batch": 32, "rounds": 100, "eval_every": 10, "checkpoint_every": 50}
     else:
-        dataset, sizes = "mnist-mini", {"batch": 16, "rounds": 40, "eval_every": 4, "checkpoint_every": 20}
+        dataset = "mnist-mini"
+        sizes = {"arch": "cnn-small", "batch": 16, "rounds": 40, "eval_every": 4, "checkpoint_every": 20}
     base = with_values(Config(), dataset=dataset, partition=partition, eval_samples=some, **sizes)
     said = [
         f"--full --dataset {dataset}" if full else "--quick",
