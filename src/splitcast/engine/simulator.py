@@ -46,7 +46,7 @@ ACTIVATION_BYTES = 2**29
 CHUNK_BYTES = 2**27
 """Budget of a chunk of stacked clients, activations and formed gradients: half of it takes up to a tenth longer, since
 calls are more and smaller, and twice as much is no faster."""
-THROUGH = 1000
+THROUGH = 10_000
 """Samples that are tested through the uplink's format as well, in the last test."""
 
 
