@@ -30,7 +30,7 @@ CELL: dict[str, Any] = {
 
 def draw(study: Study) -> Drawn:
     figure, (by_seconds, by_rounds) = panels(2)
-    values = CELL | {"rounds": study.base.train.rounds * (2 if study.full else 3)}
+    values = CELL | {"rounds": 2 * study.base.train.rounds}
     fixed: dict[str, Runs] = {name: study.runs(**values, uplink_codec=name) for name in FORMATS}
     prices = [_price(study, values, seed, reached(fixed.values())) for seed in study.seeds]
     chosen = [
