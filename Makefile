@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-WORKERS ?= 2
+WORKERS ?= 3
 CORE := .venv/.core
 STAMP := .venv/.installed
 QUICK := $(addprefix tests/test_,engine.py ledger.py config.py registry.py split.py codec.py seams.py latency.py)

@@ -81,6 +81,7 @@ def rounds(scheme, model=CNN, **settings):
     model = make_scheme(config).fitted(model)
     for block in range(len(model.blocks)):  # asked of values, so before they are gone
         model.stackable(block, block + 1)
+        model.mixes(block, block + 1)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = copy.copy(model)
     for slot in ("_initial", "_frozen", "_buffers", "_still", "_constants"):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from lengths import now
 from resuming import resumes_exactly
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
@@ -207,7 +208,7 @@ def same(one, other):
     return [dataclasses.replace(r, uplink=None) for r in one] == [dataclasses.replace(r, uplink=None) for r in other]
 
 
-@pytest.mark.parametrize("policy", ["fixed", "greedy", "random", "bargain"])
+@pytest.mark.parametrize("policy", now(["fixed", "greedy", "random", "bargain"], "greedy"))
 @pytest.mark.parametrize("scheme", ["psl", "sfl-gb"])
 def test_one_choice_is_none(scheme, policy):
     config = with_values(BLOCKED, scheme=scheme, policy=policy, client_flops_per_s=2e7, blockage_db=35.0)
@@ -243,7 +244,7 @@ def test_every_round_is_the_round_of_its_format():
         tensors, about = engine.snapshot(record.round)
 
 
-@pytest.mark.parametrize("policy", ["fixed", "lookahead"])
+@pytest.mark.parametrize("policy", now(["fixed", "lookahead"], "lookahead"))
 def test_a_resumed_run_has_the_same_formats_and_measures_them_once(tmp_path, monkeypatch, policy):
     config = with_values(BLOCKED, **FREE, rounds=8, policy=policy, checkpoint_every=3)
     whole = resumes_exactly(config, tmp_path / "run", stop_at=5)

@@ -14,6 +14,7 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import CODECS, codec
 from splitcast.base.rounding import RoundingNoise
 from splitcast.data import load
+from splitcast.engine.engine import TEST_BATCH
 from splitcast.run.loop import train
 from splitcast.run.parts import make_simulator
 from stand_in import Nonzero
@@ -259,7 +260,7 @@ def test_the_last_test_tells_what_the_format_of_the_uplink_costs(clip):
     x, y = data.test_x[:1000], data.test_y[:1000]
     right = {"plain": 0, "sent": 0}
     with torch.no_grad():
-        for xs, ys in zip(x.split(50), y.split(50), strict=True):
+        for xs, ys in zip(x.split(TEST_BATCH), y.split(TEST_BATCH), strict=True):
             smashed = first(xs)
             if clip:
                 smashed = smashed * (clip / smashed.flatten(1).norm(dim=1).clamp(min=clip)).view(-1, 1, 1, 1)

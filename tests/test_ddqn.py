@@ -9,7 +9,8 @@ from splitcast.base.errors import SplitcastError
 from splitcast.cost.scenario import Scenario
 from splitcast.cutting.costs import CutCosts
 from splitcast.cutting.ddqn import Agent, QNetwork, Replay, bootstrapped, learn
-from splitcast.cutting.env import Encoder, VectorCutEnv
+from splitcast.cutting.encoder import Encoder
+from splitcast.cutting.env import VectorCutEnv
 from splitcast.model import build
 from splitcast.studies.learn import flat_after, judge, learn_policy
 from splitcast.training.task import Classification
@@ -149,6 +150,7 @@ def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_with_moves_charged_it_beats_greedy_which_ignores_them():
     learned = learn_policy(with_values(Config(), workload="paper", epsilon=1e-4, rounds=40), LearnConfig())
     assert learned.row("clairvoyant").cost <= learned.row("ddqn").cost < 0.95 * learned.row("greedy").cost

@@ -185,6 +185,7 @@ def test_without_a_certificate_of_this_authority_nobody_is_heard(live, tmp_path)
 
 
 @pytest.mark.deploy
+@pytest.mark.long
 def test_a_run_survives_the_death_of_a_clients_job(live, tmp_path, capsys):
     """From the command line, with kill -9 in the middle: adapters of a llama, labels at home, formats for tokens."""
     config, out = tmp_path / "c.toml", tmp_path / "run"

@@ -15,7 +15,8 @@ from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.cutting.costs import CutCosts
-from splitcast.cutting.env import CutEnv, Encoder, VectorCutEnv
+from splitcast.cutting.encoder import Encoder
+from splitcast.cutting.env import CutEnv, VectorCutEnv
 from splitcast.model import build
 from splitcast.training.task import Classification
 

@@ -17,12 +17,14 @@ SAYS = {
     "llm": ["round 2: perplexity "],
     "deployment": ["kits: ", "round 2: loss ", "accuracy "],
 }
+MARKS = {name: [pytest.mark.long] for name in ("own_model", "sweep", "llm")}
+MARKS["deployment"] = [pytest.mark.deploy, pytest.mark.long]
 NEEDS = {"llm": "transformers", "deployment": "nvflare", "sb3_dqn": "stable_baselines3"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.deploy, pytest.mark.long] if name == "deployment" else []) for name in SAYS],
+    [pytest.param(name, marks=MARKS.get(name, ())) for name in SAYS],
 )
 def test_an_example_runs(name, tmp_path):
     if name in NEEDS:

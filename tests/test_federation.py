@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lengths import now
 from splitcast import data
 from splitcast.base.config import (
     Config,
@@ -119,7 +120,7 @@ def difference(fed, sim):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("tau", now([1, 3], 3))
 def test_ten_rounds_equal_the_simulator(name, tau):
     config = comparable(name, local_steps=tau, momentum=0.5 if tau == 3 else 0.0)
     fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
@@ -202,7 +203,7 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("tau", [1, 2])
+@pytest.mark.parametrize("tau", now([1, 2], 2))
 @pytest.mark.parametrize("kind", LIES)
 def test_a_bad_message_is_refused_and_touches_nothing_else(kind, tau):
     spoil, reason = LIES[kind]

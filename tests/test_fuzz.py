@@ -20,7 +20,7 @@ from splitcast.cost.cell import cell
 from splitcast.cost.channel import channel
 from splitcast.cost.trace import Trace
 from splitcast.cutting.ddqn import Agent, QNetwork
-from splitcast.cutting.env import Encoder
+from splitcast.cutting.encoder import Encoder
 from splitcast.data import catalog, sources
 from splitcast.data.datasets import from_datasets, from_tensors
 from splitcast.data.fetch import fetch

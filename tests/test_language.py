@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lengths import now
 from splitcast.base.codec import FP32
 from splitcast.base.config import Config, LoraConfig, with_values
 from splitcast.base.errors import SplitcastError
@@ -234,6 +235,7 @@ def test_a_round_is_timed_in_centralised_steps():
     assert all(row.value > 0 for row in rows.values()) and rows["text.sfl"].unit == "centralised steps"
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_tells_what_it_cost(tmp_path):
     """Its own memory, whatever this process has."""
     held, sizes = torch.ones(2**28), {k: v for k, v in FAMILIES["llama"].items() if k in LLAMA_8B}  # 1 GiB, resident
@@ -604,7 +606,7 @@ def text_sites(described, sizes, others=(), **values):
     return fed, Simulator(config, model, NextToken(TOKENS), *text(sizes))
 
 
-@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("home", now([False, True], True))
 @pytest.mark.parametrize("scheme", ["sfl", "sfl-ga", "sfl-tc"])
 def test_sites_fine_tune_as_the_simulator_does(described, scheme, home):
     fed, sim = text_sites(described, [12, 20], scheme=scheme, labels_at_home=home)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from lengths import now
 from splitcast.base.config import with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.remote.federation import Federation
@@ -23,7 +24,7 @@ def away(fed, sim):
 
 
 @pytest.mark.parametrize("name", ["sfl-ga", "sfl", "psl", "epsl-cut", "local-loss", "sl"])
-@pytest.mark.parametrize("tau", [1, 2])
+@pytest.mark.parametrize("tau", now([1, 2], 2))
 def test_rounds_equal_the_simulator(name, tau):
     config = config_of(name, local_steps=tau, momentum=0.5 if tau == 2 else 0.0, participation=0.8)
     fed, sim = federation(config, Wired(4)), make_simulator(config, IMAGES)

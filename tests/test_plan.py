@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lengths import now
 from splitcast import data
 from splitcast.allocate.allocate import allocate, equal_share
 from splitcast.base.config import Config, with_values
@@ -26,7 +27,7 @@ QUICK = with_values(Config(), arch="cnn-small", clients=4, batch=4, rounds=4, lo
 
 @pytest.mark.parametrize("allocation", ["optimal", "equal"])
 @pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "fl", "sl"])
-@pytest.mark.parametrize("planned_from", [1, 2])
+@pytest.mark.parametrize("planned_from", now([1, 2], 2))
 def test_a_plan_is_what_a_training_measures(scheme, allocation, planned_from):
     config = with_values(QUICK, scheme=scheme, cut=2, allocation=allocation)
     measured = train(config).rounds

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from lengths import now
 from splitcast import data
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
@@ -18,7 +19,7 @@ from splitcast.cost.scenario import Scenario
 from splitcast.cost.stages import Stage
 from splitcast.cutting.costs import CutCosts, EpisodeCosts
 from splitcast.cutting.ddqn import Agent, QNetwork
-from splitcast.cutting.env import Encoder
+from splitcast.cutting.encoder import Encoder
 from splitcast.cutting.policies import CutSelector, Situation, best_path, greedy, make_policy, myopic, rollout
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
@@ -198,7 +199,7 @@ def test_moving_the_cut_never_changes_the_averaged_model(monkeypatch, scheme):
     assert sum(moved) >= 3
 
 
-@pytest.mark.parametrize("stop", [1, 5, 7])
+@pytest.mark.parametrize("stop", now([1, 5, 7], 5))
 @pytest.mark.parametrize("name", ["random", "clairvoyant", "ddqn"])
 def test_a_run_with_changing_cuts_resumes_bit_exactly(tmp_path, name, stop):
     config = with_values(QUICK, policy=name, momentum=0.5, partition="dirichlet", participation=0.8)

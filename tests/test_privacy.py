@@ -156,6 +156,7 @@ def test_an_identity_half_is_read_off_and_heavy_noise_leaves_the_floor():
     assert mse(noisy.x, optimise(noisy, [50])[50]).mean() > 10 * mse(noisy.x, mean_image(noisy)).mean()
 
 
+@pytest.mark.long
 def test_attackers_who_do_not_know_the_half_beat_the_mean_image():
     torch.manual_seed(1)
     seen = seen_by_server(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()))
@@ -401,6 +402,7 @@ def findings(cut, codec, ssim, possible=True):
     return {"cut": cut, "codec": codec, "rows": [{"attack": "floor", "ssim": 0.9, "possible": True}, row]}
 
 
+@pytest.mark.long
 def test_a_plan_keeps_to_what_attacks_allow(tmp_path, capsys):
     file = tmp_path / "leakage.json"
     file.write_text(json.dumps([findings(1, "fp32", 0.99), findings(2, "fp32", 0.2), findings(4, "fp32", 0.1)]))
@@ -491,6 +493,7 @@ def test_attacks_that_a_server_cannot_mount_do_not_count(tmp_path):
     assert train(with_values(SMALL, leakage=str(file), rounds=1)).rounds[0].cut == 1
 
 
+@pytest.mark.long
 def test_the_study_attacks_every_training_once(tmp_path, monkeypatch):
     from splitcast.studies.reproduce import privacy
     from splitcast.studies.reproduce.study import Study

@@ -76,6 +76,7 @@ def test_contestants_of_the_race_end_with_the_same_weights():
     assert peak > 50e6 or not Path("/proc/self/smaps_rollup").exists()
 
 
+@pytest.mark.long
 def test_a_peer_that_cannot_be_installed_is_left_out_with_a_word(monkeypatch, tmp_path):
     monkeypatch.setenv("SPLITCAST_DATA", str(tmp_path))
     monkeypatch.setattr(peers, "PEERS", {"pfl": "nothing @ file:///nowhere/nothing-1-py3-none-any.whl"})

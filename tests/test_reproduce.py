@@ -21,6 +21,8 @@ from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
 
 ELSEWHERE = (*TEXTS, "privacy")
 """Figures that are drawn in other tests: `test_privacy.py` has that of attacks."""
+LENGTHY = ("fig6", "scalability", "depth", "bandwidth", "bytes", "policies", "blockage", "formats", "per-client")
+"""Figures that take seconds to draw: they are drawn in `make test-long`."""
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 
 
@@ -55,16 +57,27 @@ def saved(figure, folder, name):
     assert "paper" in figure.caption
 
 
+class Figures(dict):
+    """Every figure, drawn when a test first asks for it."""
+
+    def __init__(self, here):
+        self.here = here
+
+    def __missing__(self, name):
+        self[name] = FIGURES[name](self.here)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Every figure, drawn once for all tests of this module; the lengths of the rate and of bytes are short ones."""
+    """Figures of one study for all tests of this module; the lengths of the rate and of bytes are short ones."""
     here = study(tmp_path_factory.mktemp("reproduce"), Small)
     with pytest.MonkeyPatch.context() as patch:
         for name, few in {"PARTS": 2, "POOL_STEPS": {1: 2, 4: 4}, "ALONE": 2, "SAMPLED": 64}.items():
             patch.setattr(bytes_, name, few)
         patch.setattr(rate, "USUAL", {"rounds": 4, "clients": 5, "local_steps": 1})
         patch.setattr(rate, "AXES", {axis: (field, (1, 2, 4)) for axis, (field, _) in rate.AXES.items()})
-        return here, {name: draw(here) for name, draw in FIGURES.items() if name not in ELSEWHERE}
+        yield here, Figures(here)
 
 
 def test_a_training_is_done_once_and_continued_for_more_rounds(tmp_path):
@@ -275,6 +288,7 @@ def test_rewards_level_off_only_beyond_the_spread(tmp_path, flat, violations, ex
     assert drawn.claims[0].verdict == expected
 
 
+@pytest.mark.long
 def test_texts_are_trained_once_and_counted_by_kind(tmp_path):
     """Of a small decoder, by the records of its trainings; one that goes on trains nothing again."""
     seen = []
@@ -295,6 +309,7 @@ def test_texts_are_trained_once_and_counted_by_kind(tmp_path):
     assert by_name["sfl-tc"]["times_fewer"] > 8
 
 
+@pytest.mark.long
 def test_texts_that_learn_the_same_are_trained_once(tmp_path):
     """Each beside its own training: the same losses, and the bytes that were counted are those that were sent."""
     whole = text.Texts.like(replace(study(tmp_path), seeds=(0,)))
@@ -363,15 +378,22 @@ def test_the_claim_of_the_rate_can_fail(tmp_path, monkeypatch, powers, expected)
     assert f"by T {powers[0]:.2f} ± 0.00, by N {powers[1]:.2f} ± 0.00" in drawn.claims[0].measured
 
 
-def test_every_figure_has_files_and_a_caption(drawn, tmp_path):
-    _, figures = drawn
-    for name, figure in figures.items():
-        saved(figure, tmp_path, name)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LENGTHY else ())
+        for name in FIGURES
+        if name not in ELSEWHERE
+    ],
+)
+def test_every_figure_has_files_and_a_caption(drawn, name, tmp_path):
+    saved(drawn[1][name], tmp_path, name)
     assert not list(tmp_path.glob(".*"))
 
 
 def test_figures_share_trainings(drawn):
-    here, _ = drawn
+    here, figures = drawn
+    assert all(figures[name].rows for name in ("fig3", "fig4", "fig5", "basis"))
     runs = [RunFolder(folder).config() for folder in (here.out / "runs").iterdir()]
     plain = {"scheme": "sfl", "seed": 0, "partition": "iid", "rounds": 1, "eval_every": 1}
     found = [c for c in runs if with_values(c, **plain) == with_values(TINY, **plain) and c.split.scheme == "sfl"]
@@ -386,6 +408,7 @@ def test_curves_are_those_of_the_records(drawn):
     assert rows[-1]["MB"] == pytest.approx(sum(r.up_bytes + r.down_bytes for r in run) / 1e6)
 
 
+@pytest.mark.long
 def test_fixed_cuts_of_fig6_are_the_trainings_of_fig3_in_other_cells(drawn):
     here, figures = drawn
     rows = [r for r in figures["fig6"].rows if r["series"] == "fixed cut 2, equal" and r["seed"] == 0]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from killing import killed_at_random, trained_in_a_child
+from lengths import now
 from splitcast import data
 from splitcast.base.config import Config, DataConfig, ModelConfig, SplitConfig, TrainConfig, with_values
 from splitcast.base.errors import SplitcastError
@@ -50,7 +51,7 @@ def stopped_after(config, folder, rounds):
 
 
 @pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "sl", "fl"])
-@pytest.mark.parametrize("stop", [2, 6, 7])
+@pytest.mark.parametrize("stop", now([2, 6, 7], 6))
 def test_resume_is_bit_exact(tmp_path, scheme, stop):
     config = with_values(QUICK, scheme=scheme)
     whole = train(config, tmp_path / "whole")
@@ -88,7 +89,7 @@ def test_models_with_dropout_layers_resume_bit_exactly(tmp_path):
 def test_resume_after_kill_9_at_random_moments(tmp_path):
     config = with_values(QUICK, rounds=60, checkpoint_every=7, eval_every=20)
     train(config, tmp_path / "whole")
-    killed_at_random(config, tmp_path / "victim", 10)
+    killed_at_random(config, tmp_path / "victim", 5)
     last = trained_in_a_child(config, tmp_path / "victim")
     assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
     assert unchained(tmp_path / "victim") == unchained(tmp_path / "whole")
@@ -305,7 +306,7 @@ def test_the_number_of_threads_is_recorded_and_another_one_is_said(tmp_path):
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("scheme", ["sfl-ga", "fl"])
+@pytest.mark.parametrize("scheme", now(["sfl-ga", "fl"], "sfl-ga"))
 def test_a_training_leaves_no_tensor_behind(scheme):
     """Also none that only a graph knows, which the collector of Python never sees."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lengths import now
 from splitcast.base.codec import FP32
 from splitcast.remote.scrutiny import MARGIN, WINDOW, Scrutiny, label_separation
 from splitcast.remote.wire import Refused, pack, unpack
@@ -49,7 +50,7 @@ def watched(line, rounds, **values):
     return fed, [fed.round(t).measured.failures for t in range(1, rounds + 1)]
 
 
-@pytest.mark.parametrize("values", [{}, {"cut": 3}, {"downlink_codec": "int2"}])
+@pytest.mark.parametrize("values", now([{}, {"cut": 3}, {"downlink_codec": "int2"}], {}))
 def test_an_honest_server_is_believed(values):
     line = Wired(3)
     _, failures = watched(line, 2 * WINDOW, **values)

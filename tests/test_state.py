@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lengths import now
 from resuming import resumes_exactly
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
@@ -142,7 +143,7 @@ CASES = [("sfl", 2, 1), ("sfl", 2, 2), ("fl", 5, 1), ("psl", 2, 0), ("sfl", (1, 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize(("scheme", "cut", "every"), CASES)
-@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("tau", now([1, 3], 3))
 def test_every_rule_is_the_naive_loop(scheme, cut, every, tau, name, rule):
     split = {"sync_every": every} if every > 1 else None
     here = 1 if scheme == "fl" else cut
@@ -217,7 +218,7 @@ def test_plans_and_memory_count_what_is_sent_and_what_is_held():
     assert needs[0] == needs[1] == needs[2] and needs[0].optimiser == 4 * (3 * 912 + 4)
 
 
-@pytest.mark.parametrize("rule", ["local", "reset"])
+@pytest.mark.parametrize("rule", now(["local", "reset"], "local"))
 @pytest.mark.parametrize(("scheme", "changes"), [("sfl", {}), ("sfl", {"sync_codec": "int8"}), ("fl", {}), ("sl", {})])
 def test_sites_do_what_the_simulator_does(scheme, changes, rule):
     every = {"sync_every": 2} if scheme == "sfl" else {}
@@ -254,16 +255,16 @@ def test_a_site_keeps_its_state_when_the_server_starts_again():
         assert {float(v) for v in ours.weights.slots["home/steps"].values()} == {10.0}
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"scheme": "sfl", "sync_every": 2, "policy": "random", "optimizer_state": "local"},
-        {"scheme": "sfl", "policy": "random", "optimizer_state": "reset"},
-        {"scheme": "sl", "policy": "random", "optimizer_state": "local"},
-        {"scheme": "fl", "sync_codec": "int8", "optimizer_state": "local"},
-        {"scheme": "sfl", "cut": (1, 2, 1, 3), "sync_every": 2, "optimizer_state": "local"},
-    ],
-)
+RESUMED = [
+    {"scheme": "sfl", "sync_every": 2, "policy": "random", "optimizer_state": "local"},
+    {"scheme": "sfl", "policy": "random", "optimizer_state": "reset"},
+    {"scheme": "sl", "policy": "random", "optimizer_state": "local"},
+    {"scheme": "fl", "sync_codec": "int8", "optimizer_state": "local"},
+    {"scheme": "sfl", "cut": (1, 2, 1, 3), "sync_every": 2, "optimizer_state": "local"},
+]
+
+
+@pytest.mark.parametrize("changes", now(RESUMED, *RESUMED[::4]))
 def test_a_stopped_run_resumes_exactly(changes, tmp_path):
     config = with_values(
         Config(), arch="cnn-small", rounds=7, clients=4, checkpoint_every=2, optimizer="adamw", lr=0.003,

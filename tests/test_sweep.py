@@ -94,6 +94,7 @@ def test_runs_equal_single_trainings_and_a_failure_is_a_row(tmp_path):
     assert merged[0]["megabytes"].half == 0 and merged[1]["accuracy"] is None
 
 
+@pytest.mark.long
 def test_a_killed_sweep_ends_with_the_same_table(tmp_path, capsys):
     """kill -9 twice, at different times; nobody trains on behind its back."""
     over = ["--over", "scheme=sfl,sfl-ga", "seed=0..1", "--rounds", "15", "--checkpoint-every", "5", *FLAGS]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from killing import killed_at_random
+from lengths import now
 from splitcast.base.config import Config, with_values
 from splitcast.base.seeds import stream
 from splitcast.data import Dataset
@@ -100,7 +101,7 @@ KINDS = {
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", now(KINDS, "all"))
 def test_all_at_once_resumes_exactly_after_kill_9(kind, tmp_path):
     x, y, _ = data([90])
     dataset = Dataset(x[:60].float(), y[:60], x[60:].float(), y[60:], CLASSES, "noise")

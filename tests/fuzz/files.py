@@ -14,7 +14,7 @@ from fuzz.core import Subject, attempt, expect
 from fuzz.values import NUMBERS, SMALL_NUMBERS, spoiled_bytes, spoiled_lines, text
 from splitcast.cost.trace import Trace
 from splitcast.cutting.ddqn import Agent, QNetwork
-from splitcast.cutting.env import Encoder
+from splitcast.cutting.encoder import Encoder
 from splitcast.data.datasets import ARRAYS, from_tensors
 from splitcast.data.loading import stored
 from splitcast.data.npz import TYPES, read_npz

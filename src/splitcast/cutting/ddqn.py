@@ -33,7 +33,7 @@ from splitcast.base.files import write_atomically
 from splitcast.base.seeds import stream, torch_seed
 from splitcast.cost.cell import Array
 from splitcast.cutting.costs import EXPLORING, TRAINING, CutCosts
-from splitcast.cutting.env import Encoder, Observation, VectorCutEnv
+from splitcast.cutting.encoder import Encoder, Observation
 
 FORMAT = "splitcast-ddqn-1"
 FACTS = {
@@ -221,6 +221,8 @@ def learn(
     world: CutCosts, rounds: int, settings: LearnConfig, on_episodes: OnEpisodes = lambda done, reward: None
 ) -> Agent:
     """Learn to cut in ``world`` over episodes of ``rounds``; reports episodes done and their mean reward per round."""
+    from splitcast.cutting.env import VectorCutEnv  # loads Gymnasium, which only learning needs
+
     gamma = settings.discount if settings.discount is not None else 0.9 if world.charge_moves else 0.0
     env = VectorCutEnv(world, min(settings.parallel, settings.episodes), rounds)
     env.reset(seed=int(stream(world.seed, "policy", TRAINING).integers(2**31)))

@@ -1,7 +1,9 @@
 """Data sets by name, or by where they are."""
 
+import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,7 +194,9 @@ def called(name: str) -> Dataset:
 
 def stored(name: str, cache: str | Path | None = None) -> Dataset:
     """A set of `MOMENTS`, from the package or the cache."""
-    path = EMBEDDED if name == "mnist-mini" else cache_folder(cache) / f"{name}.npz"
+    if name == "mnist-mini":
+        return replace(_embedded(), **{key: getattr(_embedded(), key).clone() for key in ARRAYS})
+    path = cache_folder(cache) / f"{name}.npz"
     if not path.exists():
         raise SplitcastError(f"dataset = {name!r}: not in {path.parent}; get it with: splitcast data get {name}")
     try:
@@ -201,6 +205,12 @@ def stored(name: str, cache: str | Path | None = None) -> Dataset:
         raise SplitcastError(
             f"dataset = {name!r}: {path} is damaged ({error}); get it again with: splitcast data get {name}"
         ) from error
+
+
+@functools.cache
+def _embedded() -> Dataset:
+    """Read once in a process: it is small, and many short trainings begin with it."""
+    return _read(EMBEDDED, "mnist-mini")
 
 
 Loader = Callable[[], Dataset | tuple[Tensor, Tensor, Tensor, Tensor]]

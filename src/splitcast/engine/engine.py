@@ -97,7 +97,7 @@ class Engine(Protocol):
         ...
 
 
-TEST_BATCH = 50
+TEST_BATCH = 100
 """Samples that are tested together: few enough that a convolution's input stays in the cache."""
 KEPT = "scheme/"
 """Names of what a scheme keeps begin so in a checkpoint."""

@@ -97,7 +97,7 @@ class SplitModel:
         self._mutating: set[int] = set()
         self._shapes = self._measure_shapes()
         self._counted: dict[tuple[int, bool], tuple[int, int]] = {}
-        self._mixing = [probe.mixes(self, block) for block in range(self.depth)]
+        self._mixing: dict[int, bool] = {}
         self._stackable: dict[int, bool] = {}
         self._adapted: dict[tuple[int, int], bool] = {}
 
@@ -266,8 +266,7 @@ class SplitModel:
         whole = made._half(self.depth, len(made.blocks))
         made._initial = self._initial | {name: p.detach().clone() for name, p in whole.named_parameters()}
         made._shapes = [*self._shapes, *[out] * len(heads)]
-        made._counted, made._stackable, made._adapted = {}, {}, {}
-        made._mixing = [probe.mixes(made, block) for block in range(len(made.blocks))]
+        made._counted, made._mixing, made._stackable, made._adapted = {}, {}, {}, {}
         return made
 
     def entering(self, block: int) -> tuple[int, ...]:
@@ -277,7 +276,10 @@ class SplitModel:
     def mixes(self, start: int, stop: int) -> bool:
         """Whether a sample's output of blocks start+1..stop depends on other samples of the batch: BatchNorm and the
         like. Such blocks see the samples of one client at a time."""
-        return any(self._mixing[start:stop])
+        for block in range(start, stop):
+            if block not in self._mixing:
+                self._mixing[block] = probe.mixes(self, block)
+        return any(self._mixing[block] for block in range(start, stop))
 
     def client_size(self, blocks: int) -> int:
         """phi(v): parameters of the first v blocks."""
