@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 3
+LONG ?= long
 CORE := .venv/.core
 STAMP := .venv/.installed
 QUICK := $(addprefix tests/test_,engine.py ledger.py config.py registry.py split.py codec.py seams.py latency.py)
@@ -27,15 +28,15 @@ demo: $(CORE)  ## compare the paper's scheme with its baselines on embedded data
 	$(BIN)/splitcast report demo
 	@echo "the picture: demo/comparison.png; the page: file://$(CURDIR)/demo/report.html"
 
-# one thread each, because the models are tiny and threads only get in each other's way; WORKERS=4 is faster on two cores,
-# since those who wait for FLARE leave theirs; bytecode is kept whatever the environment says: hundreds of processes start
+# one thread each, because the models are tiny and threads only get in each other's way; more workers than cores, since
+# those who wait for FLARE leave theirs; bytecode is kept whatever the environment says: hundreds of processes start
 TESTS := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test: $(STAMP)  ## the tests but those marked `long`
 	$(TESTS) -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-long: $(STAMP)  ## rare events, and more cases of what `make test` proves with few
-	$(TESTS) -m long -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(TESTS) -m '$(LONG)' -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 quick: $(STAMP)  ## what a developer runs all the time: under a minute
 	$(TESTS) $(QUICK)
