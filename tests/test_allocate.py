@@ -415,7 +415,7 @@ def compare_with_cvxpy(instances: int, seed: int) -> tuple[int, float]:
     return solved, worst
 
 
-@pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("instances", [50, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore:Solution may be inaccurate")
 def test_agrees_with_cvxpy(instances: int) -> None:
     solved, worst = compare_with_cvxpy(instances, seed=10)

@@ -244,6 +244,7 @@ def test_what_cannot_be_is_one_line(values, words):
         train(with_values(Config(), **(settings | values)))
 
 
+@pytest.mark.long
 def test_it_learns():
     """Three times better than guessing; single tests go up and down by twenty points, on every machine otherwise."""
     config = with_values(Config(), scheme="sfl", arch="cnn-small", wait_for=3, clients=6, rounds=60, lr=0.05)

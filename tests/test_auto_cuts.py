@@ -55,6 +55,7 @@ def test_who_needs_one_cut_takes_that_of_the_plan(scheme):
         assert taken(with_values(config, cut="auto")) == plan(config, DRAWS).best.cut
 
 
+@pytest.mark.long
 def test_every_scheme_has_cuts_that_it_can_train():
     for scheme in SCHEMES:
         config = uneven(scheme=scheme, cut="auto", rounds=1)

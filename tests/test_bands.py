@@ -52,6 +52,7 @@ def test_rows_are_means_over_seeds():
     assert rows(runs, 0.85)[1][0].rounds_to_target is None  # one of the seeds never gets there
 
 
+@pytest.mark.long
 def test_compare_with_seeds_keeps_what_is_there_and_draws_bands(tmp_path, capsys):
     tiny = ["--arch", "cnn-small", "--rounds", "2", "--batch", "4", "--clients", "4", "--eval-every", "1"]
     command = ["compare", "sfl", "psl", *tiny, "--out", str(tmp_path), "--quiet"]

@@ -21,16 +21,29 @@ from splitcast.training.runtime import Runtime
 FEW = with_values(Config(), arch="cnn-small", rounds=3, clients=3, batch=8, eval_every=1)
 
 
-@pytest.fixture(scope="module")
-def faked():
+PLAIN = ("sfl-ga", "sfl", "psl", "epsl", "fl", "local-loss", "cse-fsl")
+
+
+def fake(*schemes):
+    """What a process without a device says of rounds on one."""
     script = Path(__file__).with_name("fake_device.py")
-    done = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script, *schemes], check=True, capture_output=True, text=True)
     return json.loads(done.stdout)
 
 
-def test_every_scheme_keeps_to_its_device(faked):
-    assert set(SCHEMES) <= set(faked["found"])
+@pytest.fixture(scope="module")
+def faked():
+    return fake(*PLAIN, "sl", "sfl-gb", "sfl-tc", "sfl-replay")
+
+
+def test_schemes_keep_to_their_device(faked):
     assert {name: told for name, told in faked["found"].items() if isinstance(told, str)} == {}
+
+
+@pytest.mark.long
+def test_every_scheme_keeps_to_its_device():
+    found = fake()["found"]
+    assert set(SCHEMES) <= set(found) and not [told for told in found.values() if isinstance(told, str)]
 
 
 @pytest.mark.parametrize("what", ["samples", "a weight", "a message"])
@@ -40,7 +53,7 @@ def test_a_tensor_that_stays_behind_is_found(faked, what):
 
 def test_a_round_waits_for_its_loss_only(faked):
     """Turns of sl end with a loss each; sfl-gb decides about ranks and checks what it sends."""
-    for scheme in ("sfl-ga", "sfl", "psl", "epsl", "fl", "local-loss", "cse-fsl"):
+    for scheme in PLAIN:
         assert faked["found"][scheme] == ["total"], scheme
     assert set(faked["found"]["sl"]) == {"total"}
 

@@ -131,6 +131,7 @@ def test_every_file_that_a_page_names_exists():
             assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), f"{page.name} names {file}"
 
 
+@pytest.mark.long
 def test_pages_build_and_request_nothing_from_elsewhere(tmp_path):
     pytest.importorskip("mkdocs", reason="the docs extra is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -330,6 +330,7 @@ def test_a_site_reads_and_makes_nothing_for_a_number_of_classes_that_cannot_be(c
         Site(never, lambda run: None).join(**asked, classes=classes)
 
 
+@pytest.mark.long
 def test_every_site_is_still_a_member_after_many_lost_calls():
     rng = np.random.default_rng(0)
 

@@ -103,7 +103,7 @@ EXACT = {"uplink_codec": "fp32", "downlink_codec": "fp32", "sync_codec": "fp32",
 EXACT |= {"feature_codec": "fp32", "feature_gradient_codec": "fp32"}
 
 
-@pytest.mark.parametrize("home", [False, True])
+@pytest.mark.parametrize("home", now([False, True], True))
 @pytest.mark.parametrize("scheme", [*SCHEMES, "fl"])
 def test_one_client_is_plain_fine_tuning(scheme, home):
     if home and scheme == "fl":
@@ -200,6 +200,7 @@ def test_clients_that_recompute_learn_the_same(lora):
     assert peaks[1] < peaks[0]
 
 
+@pytest.mark.long
 def test_a_plan_knows_what_recomputing_costs(described, tmp_path):
     """One more forward pass; what enters each block is kept, and the activations of one."""
     where = ("--out", str(tmp_path), "--input-shape", "9", "--scheme", "sfl", "--labels-at-home")
@@ -313,6 +314,7 @@ def test_adapters_of_one_side_where_clients_have_cuts_of_their_own():
         assert changed == layers
 
 
+@pytest.mark.long
 def test_a_plan_of_one_side(described, tmp_path):
     """What clients train and send: all adapters that they hold, or nothing."""
     lora = ("--lora.rank", "2", "--lora.modules", "q_proj", "--optimizer", "adamw", "--scheme", "sfl")
@@ -369,6 +371,7 @@ def test_frozen_matrices_are_halved(kind, recompute):
     assert needs[1] < needs[0]
 
 
+@pytest.mark.long
 def test_a_plan_counts_halved_matrices(described, tmp_path):
     where = ("--out", str(tmp_path), "--input-shape", "9", "--lora.rank", "2", "--lora.modules", "q_proj")
     exact, coarse = (planned(described, *where, "--precision", p)["cuts"] for p in ("fp32", "bf16"))
@@ -477,6 +480,7 @@ def test_bytes_of_tokens_are_those_of_their_formats(home, cut):
     assert all(bool(v.isfinite().all()) for v in sim.averaged().values())
 
 
+@pytest.mark.long
 def test_formats_for_tokens_cost_little_of_what_is_learned():
     """Adapters and head of a model learn to repeat a token; exact and with our formats, of the same batches."""
     x = torch.randint(4, TOKENS, (64, 1), generator=torch.Generator().manual_seed(2)).expand(64, LENGTH).contiguous()

@@ -84,7 +84,7 @@ NOT_ASKED = {("plan", "policy"), ("learn", "policy")}  # a plan has no rounds to
 
 
 @pytest.mark.parametrize("kind", FLAGS)
-@pytest.mark.parametrize("command", now(["train", "compare", "plan", "learn"], "train", "plan"))
+@pytest.mark.parametrize("command", now(["train", "compare", "plan", "learn"], "train"))
 def test_own_parts_by_name(command, kind, tmp_path, capsys):
     CALLED.clear()
     flags = [FLAGS[kind], f"{__name__}:{kind}"]

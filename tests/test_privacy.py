@@ -199,6 +199,7 @@ def test_tokens_are_found_one_after_the_other():
     assert tokens.accuracy(tokens.recover(features, torch.zeros(2, 5, 6), 20), ids) < 0.6
 
 
+@pytest.mark.long
 def test_a_broadcast_of_one_client_is_its_gradient_and_of_many_hides_it():
     seen = seen_by_server(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU()))
     grads = torch.randn(3, 5, 4, 2, 2)
@@ -209,7 +210,9 @@ def test_a_broadcast_of_one_client_is_its_gradient_and_of_many_hides_it():
     assert mse(seen.x, alone).mean() < mse(seen.x, among).mean()
 
 
-@pytest.mark.parametrize(("scheme", "heard"), [("sfl", ""), ("sfl-ga", "mean"), ("sfl-gb", "basis")])
+@pytest.mark.parametrize(
+    ("scheme", "heard"), [("sfl", ""), pytest.param("sfl-ga", "mean", marks=pytest.mark.long), ("sfl-gb", "basis")]
+)
 def test_other_clients_hear_what_a_scheme_broadcasts(scheme, heard):
     config = with_values(Config(), scheme=scheme, arch="cnn-small", batch=4)
     data = load_data(config)

@@ -21,7 +21,21 @@ from splitcast.studies.reproduce.verdicts import all_of, larger, verdict
 
 ELSEWHERE = (*TEXTS, "privacy")
 """Figures that are drawn in other tests: `test_privacy.py` has that of attacks."""
-LENGTHY = ("fig6", "scalability", "depth", "bandwidth", "bytes", "policies", "blockage", "formats", "per-client")
+LENGTHY = (
+    "fig6",
+    "fig7",
+    "ablation",
+    "fleet",
+    "waiting",
+    "scalability",
+    "depth",
+    "bandwidth",
+    "bytes",
+    "policies",
+    "blockage",
+    "formats",
+    "per-client",
+)
 """Figures that take seconds to draw: they are drawn in `make test-long`."""
 TINY = with_values(Config(), arch="cnn-small", rounds=4, batch=4, eval_every=2)
 

@@ -77,6 +77,7 @@ def test_bad_sweeps_are_refused_in_one_line(tmp_path, capsys):
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.long
 def test_runs_equal_single_trainings_and_a_failure_is_a_row(tmp_path):
     chosen = points(SMALL, {"scheme": ["sfl", "no-such"], "seed": [0, 1]})
     failed = sweep(chosen, tmp_path / "s", jobs=2)
