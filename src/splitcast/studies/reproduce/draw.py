@@ -73,7 +73,7 @@ def accuracy(axis: Axes, series: Mapping[str, Runs], against: str) -> None:
     for (name, runs), look in zip(series.items(), looks([name.lower() for name in series]), strict=True):
         draw_band(axis, band(runs, against), look, name)
     label_accuracy(axis, against)
-    axis.legend(loc="lower right", fontsize=9)
+    axis.legend(loc="best", fontsize=9)
 
 
 def label_accuracy(axis: Axes, against: str) -> None:
