@@ -90,6 +90,7 @@ def test_limits_that_leave_nothing():
         taken(with_values(private, client_memory_gb=(needs[2] * 0.99, 1.0, 1.0, 1.0), wait_for=2))
 
 
+@pytest.mark.long
 def test_a_comparison_plans_for_every_scheme_and_seed(tmp_path):
     config = uneven(cut="auto", rounds=1, fading="none")
     for _ in range(2):  # the second time everything is there

@@ -118,6 +118,7 @@ def test_the_page_has_bands_and_the_numbers_of_compare(chromium, tmp_path):  # n
     assert [entry for entry in chromium.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+@pytest.mark.long
 def test_compare_in_python_gives_rounds_by_scheme_and_seed(tmp_path):
     config = with_values(Config(), arch="cnn-small", rounds=1, batch=4, clients=2, seed=5)
     runs = compare(config, ["fl"], tmp_path, seeds=2)

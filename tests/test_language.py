@@ -546,6 +546,7 @@ def test_shapes_alone_cost_what_the_model_does(described):
     assert saved_bytes(whole) <= saved_bytes(empty) <= 2 * saved_bytes(whole)
 
 
+@pytest.mark.long
 def test_a_device_that_is_too_small_is_refused_with_the_number(described, tmp_path, capsys):
     where = ("--out", str(tmp_path), "--input-shape", "9")
     cuts = planned(described, *where)["cuts"]

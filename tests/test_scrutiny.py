@@ -85,6 +85,7 @@ def test_half_of_the_pairs_is_no_relation_and_few_labels_are_not_judged():
             quiet.look(values, values, torch.arange(8) // 2)
 
 
+@pytest.mark.long
 def test_a_real_hijack_is_seen():
     """Feature-space hijacking as it is in `splitcast attack`: none of its last gradients tells more than features."""
     sim = make_simulator(settings("sfl", batch=16), IMAGES)

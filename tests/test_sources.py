@@ -116,6 +116,7 @@ def test_training_on_a_folder_is_training_on_its_arrays(tmp_path):
     assert "own" not in by_name.summary
 
 
+@pytest.mark.long
 def test_every_command_takes_a_folder(tmp_path, capsys):
     folder = str(photos(tmp_path / "photos", each=10))
     main(["train", "--dataset", folder, *QUICK, "--out", str(tmp_path / "run")])

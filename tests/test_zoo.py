@@ -24,6 +24,7 @@ def test_clients_with_models_of_their_own_are_tested_where_targets_are_maps(tmp_
     assert cell.last < cell.first
 
 
+@pytest.mark.long
 def test_one_command_writes_the_table(tmp_path, capsys):
     models = ["LSTM", "tied layers, across the cut", "segmentation network", "BERT (transformers)"]
     main(["zoo", "--models", *models, "--schemes", "sfl", "fl", "--out", str(tmp_path / "zoo"), "--quiet"])
