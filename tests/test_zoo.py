@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from splitcast.cli.main import main
 from splitcast.schemes.schemes import SCHEMES
 from splitcast.studies.zoo import ENTRIES, markdown, try_all
