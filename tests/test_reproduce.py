@@ -8,6 +8,7 @@ from functools import cached_property
 import pytest
 import torch
 
+from lengths import now
 from splitcast.base.config import Config, LearnConfig, leaves, with_values
 from splitcast.cli.main import main
 from splitcast.run.loop import train
@@ -392,14 +393,7 @@ def test_the_claim_of_the_rate_can_fail(tmp_path, monkeypatch, powers, expected)
     assert f"by T {powers[0]:.2f} ± 0.00, by N {powers[1]:.2f} ± 0.00" in drawn.claims[0].measured
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in LENGTHY else ())
-        for name in FIGURES
-        if name not in ELSEWHERE
-    ],
-)
+@pytest.mark.parametrize("name", now([name for name in FIGURES if name not in ELSEWHERE], *FIGURES.keys() - LENGTHY))
 def test_every_figure_has_files_and_a_caption(drawn, name, tmp_path):
     saved(drawn[1][name], tmp_path, name)
     assert not list(tmp_path.glob(".*"))

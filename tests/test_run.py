@@ -86,10 +86,11 @@ def test_models_with_dropout_layers_resume_bit_exactly(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_resume_after_kill_9_at_random_moments(tmp_path):
+@pytest.mark.parametrize("times", now([4, 10], 4))
+def test_resume_after_kill_9_at_random_moments(tmp_path, times):
     config = with_values(QUICK, rounds=60, checkpoint_every=7, eval_every=20)
     train(config, tmp_path / "whole")
-    killed_at_random(config, tmp_path / "victim", 4)
+    killed_at_random(config, tmp_path / "victim", times)
     last = trained_in_a_child(config, tmp_path / "victim")
     assert os.waitstatus_to_exitcode(os.waitpid(last, 0)[1]) == 0
     assert unchained(tmp_path / "victim") == unchained(tmp_path / "whole")

@@ -195,7 +195,8 @@ def called(name: str) -> Dataset:
 def stored(name: str, cache: str | Path | None = None) -> Dataset:
     """A set of `MOMENTS`, from the package or the cache."""
     if name == "mnist-mini":
-        return replace(_embedded(), **{key: getattr(_embedded(), key).clone() for key in ARRAYS})
+        data = _embedded()
+        return replace(data, **{key: getattr(data, key).clone() for key in ARRAYS})
     path = cache_folder(cache) / f"{name}.npz"
     if not path.exists():
         raise SplitcastError(f"dataset = {name!r}: not in {path.parent}; get it with: splitcast data get {name}")

@@ -231,6 +231,7 @@ class Replay(Headed):
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         self.told = {name: kept[name] for name in ("columns", "step") if name in kept}
+        self.uplink = self.own
         if self.told and isinstance(self.own, Transform):
             self.uplink = self.own.alike(self.told["columns"], float(self.told["step"]))
         self.pool.restore(kept)
