@@ -25,7 +25,7 @@ LEAN = {
     "sfl-replay": {"scheme": "sfl-replay", **POOL, "sfl-replay.learn": "local", "sfl-replay.until": 3},
     "sfl-int4": {"scheme": "sfl", "sync_codec": "int4"},
 }
-"""Transform coding, replay and client halves as differences, for five rounds of one step."""
+"""Transform coding, replay and client halves as differences, a step in a round."""
 SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl", *LEAN]
 DOCUMENTED = {
     "feedback-and-codec": {"scheme": "my_scheme:RowsScheme", "downlink_codec": "my_codec:Sign"},
@@ -46,10 +46,12 @@ LIES = ["NaN", "shape", "dtype", "oversized", "truncated"]
 
 
 def comparable(config, name):
-    """The scheme with a rhythm under which last bits stay last bits (see `test_federation.py`)."""
+    """The scheme with a rhythm under which last bits stay last bits (see `test_federation.py`); all but the first for
+    five rounds."""
     if name in LEAN:
         return with_values(config, rounds=5, local_steps=1, **LEAN[name])
-    return with_values(config, scheme=name, **({"sync_every": 5} if name == "sfl-gb" else {}))
+    rounds = config.train.rounds if name == SCHEMES[0] else 5
+    return with_values(config, rounds=rounds, scheme=name, **({"sync_every": 5} if name == "sfl-gb" else {}))
 
 
 def documented(config, name):

@@ -140,7 +140,8 @@ def test_breaking_privacy_does_not_pay():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon", [1e-4, *(pytest.param(each, marks=pytest.mark.long) for each in (1e-3, 1e-2))])
+@pytest.mark.long
+@pytest.mark.parametrize("epsilon", [1e-4, 1e-3, 1e-2])
 def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):
     config = with_values(Config(), workload="paper", epsilon=epsilon, charge_migration=False, rounds=40)
     learned = learn_policy(config, LearnConfig())

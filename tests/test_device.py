@@ -58,7 +58,7 @@ def test_a_round_waits_for_its_loss_only(faked):
     assert set(faked["found"]["sl"]) == {"total"}
 
 
-@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "fl", "local-loss"])
+@pytest.mark.parametrize("scheme", now(["sfl-ga", "sfl", "fl", "local-loss"], "sfl-ga", "local-loss"))
 @pytest.mark.parametrize("tau", now([1, 2], 1))
 def test_bf16_is_close_to_fp32(scheme, tau):
     runs = [train(with_values(FEW, scheme=scheme, local_steps=tau, precision=p)) for p in ("fp32", "bf16")]

@@ -441,7 +441,7 @@ def test_training_stops_when_too_few_sites_are_left():
         fed.round(2)
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", now(SCHEMES, *SCHEMES[::2]))
 def test_a_resumed_federation_goes_on_exactly(name):
     config = settings(name, momentum=0.5, sync_every=2) if name == "sfl-gb" else settings(name, momentum=0.5)
     whole, line = federation(config, Wired(3)), Wired(3)
@@ -482,7 +482,7 @@ def test_an_empty_site_joins_with_the_averaged_half():
 
 
 @pytest.mark.parametrize("name", ["psl", "sfl-ga", "epsl-cut", "sfl-gb", "sfl", "fl", "sl"])
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("cut", now([1, 2], 2))
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_messages_are_exactly_the_bytes_of_the_ledger(name, cut, participation):
     config = settings(name, participation=participation)

@@ -345,7 +345,7 @@ def test_sides_without_adapters_are_refused(values, said):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", now([False, True], True))
 def test_frozen_matrices_are_halved(kind, recompute):
     """Kept as bf16: half the memory for almost the same training; adapters and their optimiser stay as they are."""
     x, y, _ = text([12, 20])

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from lengths import now
 from splitcast.base.config import Config, ModelConfig, with_values
 from splitcast.base.errors import SplitcastError, imports_allowed
 from splitcast.base.seeds import stream
@@ -258,7 +259,7 @@ KINDS = {"norm": ResNet, "lstm": Recurrent, "tied": Tied}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("optimizer", OPTIMISERS)
-@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("tau", now([1, 3], 3))
 def test_one_client_is_plain_pytorch(kind, optimizer, tau):
     module = made(KINDS[kind])
     cut = 3 if kind == "tied" else 1

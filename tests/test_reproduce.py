@@ -25,6 +25,7 @@ ELSEWHERE = (*TEXTS, "privacy")
 LENGTHY = (
     "fig6",
     "fig7",
+    "fig8",
     "ablation",
     "fleet",
     "waiting",

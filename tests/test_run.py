@@ -50,7 +50,7 @@ def stopped_after(config, folder, rounds):
         train(config, folder, on_round=die)
 
 
-@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "sl", "fl"])
+@pytest.mark.parametrize("scheme", now(["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "sl", "fl"], "sfl-ga", "sfl-gb", "sl"))
 @pytest.mark.parametrize("stop", now([2, 6, 7], 6))
 def test_resume_is_bit_exact(tmp_path, scheme, stop):
     config = with_values(QUICK, scheme=scheme)

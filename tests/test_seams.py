@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lengths import now
 from resuming import resumes_exactly
 from splitcast.base.codec import EMPTY, Codec, Labels
 from splitcast.base.config import Config, with_values
@@ -138,7 +139,7 @@ def test_sites_do_what_the_simulator_does(own):
         assert difference(fed, sim) < 1e-5
 
 
-@pytest.mark.parametrize("own", OWN)
+@pytest.mark.parametrize("own", now(OWN, "all"))
 def test_training_goes_down_resumes_exactly_and_can_be_planned(own, tmp_path):
     config = settings(**OWN[own], rounds=12, checkpoint_every=4, lr=0.05)
     rounds = resumes_exactly(config, tmp_path / "run", stop_at=6)

@@ -136,7 +136,7 @@ def _locked(folder):
 
 def test_a_finished_sweep_trains_nothing_and_a_larger_one_only_what_is_new(tmp_path):
     out = tmp_path / "s"
-    sweep(points(SMALL, {"seed": [0]}), out)
+    sweep(points(SMALL, {"seed": [0]}), out, jobs=1)
     before = (out / "seed=0/summary.json").stat().st_mtime_ns
     seen = []
     sweep(points(SMALL, {"seed": [0, 1]}), out, progress=lambda point, done: seen.append((point.name, done)))

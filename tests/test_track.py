@@ -77,7 +77,7 @@ def test_your_own_in_every_command_and_bad_ones_in_one_line(tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     main(["train", *FLAGS, "--out", "a", "--track", "my_tracker:Mine", "csv"])
     main(["compare", "sfl", "psl", *FLAGS, "--out", "b", "--track", "my_tracker:Mine"])
-    main(["sweep", "--over", "seed=3", *FLAGS, "--out", "c", "--track", "my_tracker:Mine"])
+    main(["sweep", "--over", "seed=3", *FLAGS, "--out", "c", "--jobs", "1", "--track", "my_tracker:Mine"])
     for run in ("a", "b/sfl", "b/psl", "c/seed=3"):
         lines = [json.loads(line) for line in (tmp_path / f"{run}.jsonl").read_text().splitlines()]
         assert lines == [[r.round, r.loss] for r in RunFolder(tmp_path / run).rounds()]
