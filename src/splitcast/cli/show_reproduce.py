@@ -34,7 +34,7 @@ def run_reproduction(options: ReproduceOptions) -> None:
         study = replace(study, watch=watch.briefly)
     if set(names) - set(TEXTS):
         _ = study.dataset  # a data set that is not there is refused before anything is trained
-    console, rows = Console(stderr=True, quiet=output.silent), []
+    console, rows, began = Console(stderr=True, quiet=output.silent), [], time.perf_counter()
     with watch:
         for name in names:
             started, command = time.perf_counter(), f"splitcast reproduce {name} {flags}"
@@ -47,6 +47,7 @@ def run_reproduction(options: ReproduceOptions) -> None:
             claims.across(out)
             rows += claims.rows(name, drawn, command)
             console.print(f"{name}: {folder / name}.png ({time.perf_counter() - started:.0f} s)", highlight=False)
+    console.print(f"in all {(time.perf_counter() - began) / 60:.1f} min", highlight=False)
     if output.json:
         print(json.dumps([dict(zip(claims.HEADINGS, row, strict=True)) for row in rows]))
         return

@@ -152,9 +152,9 @@ class SflTc(SflGb):
     name = "sfl-tc"
     usual: Mapping[int, Lean] = {
         1: Lean("transform:150B", "transform:20%", "int4", 2),
-        2: Lean("transform:10%", "transform:20%", "int4", 8, 2),
+        2: Lean("transform:5%", "transform:20%", "int4", 8, 2),
     }
-    deeper = Lean("transform:10%", "int8", "int4", 32, 2)
+    deeper = Lean("transform:5%", "int8", "int4", 32, 2)
     tokens: Mapping[int, Lean] = {
         1: Lean("lloyd:4", "lloyd:2", "int8", 0, 5, home=("lloyd:4", "lloyd:3"), idle="lloyd:1")
     }
