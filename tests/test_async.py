@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from lengths import now
 from resuming import resumes_exactly
 from splitcast.allocate.allocate import equal_share
 from splitcast.base.config import Config, with_values
@@ -64,7 +65,7 @@ def flat(sim):
 
 
 @pytest.mark.parametrize("name", ["sfl", "psl", "fl", "local-loss", "psl-personal"])
-@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("tau", now([1, 3], 3))
 @pytest.mark.parametrize("optimiser", [{}, {"momentum": 0.9}])
 def test_a_buffer_of_all_is_the_scheme_that_waits(name, tau, optimiser):
     cut = 1 if name == "fl" else 2
@@ -213,7 +214,8 @@ def steady(network, clients, seed):
     return Steady()
 
 
-@pytest.mark.parametrize(("scheme", "limit"), [("psl", 0.0), ("sfl", 0.0), ("sfl", 0.3)])
+@pytest.mark.parametrize("limit", now([0.0, 0.3], 0.3))
+@pytest.mark.parametrize("scheme", now(["psl", "sfl"], "sfl"))
 def test_a_stopped_run_goes_on_exactly(tmp_path, scheme, limit):
     values = {"clients": 4, "rounds": 5, "arch": "cnn-small", "batch": 4, "client_flops_per_s": (1e8, 5e7, 1e7, 2e7)}
     values |= {"deadline_s": limit, "checkpoint_every": 1, "eval_every": 2}

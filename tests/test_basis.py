@@ -306,7 +306,7 @@ def test_ledger_is_the_closed_form(cut, clients, batch, tau, rank, rhythm, up, d
         assert dry.events == ledger.events
 
 
-@pytest.mark.parametrize("name", ["sfl-gb", "sfl", "psl", "epsl-cut", "sfl-ga", "sl"])
+@pytest.mark.parametrize("name", now(["sfl-gb", "sfl", "psl", "epsl-cut", "sfl-ga", "sl"], "sfl-gb", "psl", "sl"))
 @pytest.mark.parametrize("tau", now([1, 3], 3))
 @pytest.mark.parametrize("budget", ["ACTIVATION_BYTES", "CHUNK_BYTES"])
 def test_chunks_change_nothing_with_integers_on_both_links(name, tau, budget, monkeypatch):

@@ -17,7 +17,7 @@ SAYS = {
     "llm": ["round 2: perplexity "],
     "deployment": ["kits: ", "round 2: loss ", "accuracy "],
 }
-MARKS = {name: [pytest.mark.long] for name in ("own_model", "sweep", "llm")}
+MARKS = {name: [pytest.mark.long] for name in ("own_scheme", "own_model", "sweep", "llm")}
 MARKS["deployment"] = [pytest.mark.deploy, pytest.mark.long]
 NEEDS = {"llm": "transformers", "deployment": "nvflare", "sb3_dqn": "stable_baselines3"}
 

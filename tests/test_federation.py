@@ -119,7 +119,7 @@ def difference(fed, sim):
     return float((flat(fed, ours) - flat(sim, sim.state.averaged(sim.weights))).abs().max())
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", now(SCHEMES, "sfl-ga", "sfl-gb", "sl"))
 @pytest.mark.parametrize("tau", now([1, 3], 3))
 def test_ten_rounds_equal_the_simulator(name, tau):
     config = comparable(name, local_steps=tau, momentum=0.5 if tau == 3 else 0.0)
@@ -144,8 +144,9 @@ FORMATS = [
 ]
 
 
-@pytest.mark.parametrize(("uplink", "downlink"), FORMATS)
-def test_every_format_travels_as_the_simulator_says(uplink, downlink):
+@pytest.mark.parametrize("formats", now(FORMATS, *FORMATS[::2]))
+def test_every_format_travels_as_the_simulator_says(formats):
+    uplink, downlink = formats
     """With halves that stay apart, both add in the same order, so that no last bit becomes another level; small steps
     leave it a last bit."""
     config = settings("psl", uplink_codec=uplink, downlink_codec=downlink, local_steps=2, lr=0.005)

@@ -104,7 +104,7 @@ EXACT |= {"feature_codec": "fp32", "feature_gradient_codec": "fp32"}
 
 
 @pytest.mark.parametrize("home", now([False, True], True))
-@pytest.mark.parametrize("scheme", [*SCHEMES, "fl"])
+@pytest.mark.parametrize("scheme", now([*SCHEMES, "fl"], *SCHEMES[::2]))
 def test_one_client_is_plain_fine_tuning(scheme, home):
     if home and scheme == "fl":
         with pytest.raises(
@@ -612,7 +612,7 @@ def text_sites(described, sizes, others=(), **values):
 
 
 @pytest.mark.parametrize("home", now([False, True], True))
-@pytest.mark.parametrize("scheme", ["sfl", "sfl-ga", "sfl-tc"])
+@pytest.mark.parametrize("scheme", now(["sfl", "sfl-ga", "sfl-tc"], "sfl-tc"))
 def test_sites_fine_tune_as_the_simulator_does(described, scheme, home):
     fed, sim = text_sites(described, [12, 20], scheme=scheme, labels_at_home=home)
     for t in range(1, 8):

@@ -89,7 +89,7 @@ def test_a_site_alone_at_its_cut_comes_back(name):
     assert flat(fed, fed.averaged()).isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["psl", "sfl", "sl"])
+@pytest.mark.parametrize("name", now(["psl", "sfl", "sl"], "sfl"))
 def test_a_resumed_federation_goes_on_exactly(name):
     config = config_of(name, momentum=0.5)
     whole, line = federation(config, Wired(4)), Wired(4)

@@ -26,7 +26,7 @@ QUICK = with_values(Config(), arch="cnn-small", clients=4, batch=4, rounds=4, lo
 
 
 @pytest.mark.parametrize("allocation", ["optimal", "equal"])
-@pytest.mark.parametrize("scheme", ["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "fl", "sl"])
+@pytest.mark.parametrize("scheme", now(["sfl-ga", "sfl", "epsl-cut", "sfl-gb", "fl", "sl"], "sfl-ga", "sfl-gb", "sl"))
 @pytest.mark.parametrize("planned_from", now([1, 2], 2))
 def test_a_plan_is_what_a_training_measures(scheme, allocation, planned_from):
     config = with_values(QUICK, scheme=scheme, cut=2, allocation=allocation)

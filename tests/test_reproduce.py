@@ -26,6 +26,8 @@ LENGTHY = (
     "fig6",
     "fig7",
     "fig8",
+    "rate",
+    "basis",
     "ablation",
     "fleet",
     "waiting",
