@@ -69,6 +69,22 @@ def test_the_same_to_the_bit(pool: nn.MaxPool2d, dtype: torch.dtype, counted: li
     assert len(counted) == len(x) + 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 16])
+def test_without_gradients_halves_are_larger_values_of_neighbours(
+    channels: int, dtype: torch.dtype, counted: list[Tensor]
+) -> None:
+    x = samples(channels, dtype)
+    expected = torch.stack([POOLS["halves"](images) for images in x])
+    with torch.no_grad(), FastPooling():
+        for found in (torch.stack([POOLS["halves"](images) for images in x]), vmap(POOLS["halves"])(x)):
+            torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert not counted
+        for name, pool in POOLS.items():  # other windows are those of PyTorch
+            if name != "halves":
+                torch.testing.assert_close(pool(x[0]), pool(x[0].double()).to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
 def test_few_channels_single_images_and_indices_go_the_usual_way(counted: list[Tensor]) -> None:
     x = samples(16)[0]
     with FastPooling():

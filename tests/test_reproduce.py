@@ -259,7 +259,7 @@ def test_the_bytes_of_basis_are_judged_seed_by_seed(sent, expected):
 class Judged(Study):
     """A study whose learned policies are as it is told."""
 
-    def learned(self, config):
+    def learned(self, config, briefly=False):
         cost, (flat, violations) = self.told(config)
         names = ("clairvoyant", "lookahead", "rollout", "myopic", "greedy", "fixed:1")
         rows = [{"name": "ddqn", "cost": cost, "violations": violations}, *({"name": n, "cost": 100.0} for n in names)]

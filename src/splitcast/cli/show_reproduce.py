@@ -74,7 +74,7 @@ def make_study(options: ReproduceOptions) -> tuple[Study, str]:
         dataset = one_of("dataset", dataset or "mnist", FULL)
     else:
         dataset = "mnist-mini"
-        sizes = {"arch": "cnn-small", "lr": 0.07, "batch": 16, "rounds": 80, "eval_every": 4, "checkpoint_every": 20}
+        sizes = {"arch": "cnn-small", "lr": 0.07, "batch": 16, "rounds": 80, "eval_every": 8, "checkpoint_every": 20}
     base = with_values(Config(), dataset=dataset, partition=partition, eval_samples=some, **sizes)
     said = [
         f"--full --dataset {dataset}" if full else "--quick",

@@ -20,7 +20,7 @@ FEWER = {2: 20.0, 3: 8.0, 4: 8.0}
 
 
 def draw(study: Study) -> Drawn:
-    rounds = study.long_rounds
+    rounds = _rounds(study)
     figure, axes = panels(len(PARTITIONS))
     rows: list[Row] = []
     claims = []
@@ -55,6 +55,11 @@ def draw(study: Study) -> Drawn:
     return Drawn(caption, rows, figure, claims)
 
 
+def _rounds(study: Study) -> int:
+    """Half as many if it is to be quick: there are sixteen trainings for every seed."""
+    return study.long_rounds if study.full else study.base.train.rounds // 2
+
+
 def _at(study: Study, sfl: Runs, cut: int, values: dict[str, Any]) -> Runs:
     """SFL at another cut: the same training but for rounding, with other bytes."""
     if cut == 1:
@@ -65,7 +70,7 @@ def _at(study: Study, sfl: Runs, cut: int, values: dict[str, Any]) -> Runs:
 
 def _ours(study: Study, scheme: str, cut: int, values: dict[str, Any]) -> Runs:
     rarely = {} if cut == 1 and scheme == "sfl-gb" else {"eval_every": 50}
-    return study.runs(scheme=scheme, cut=cut, rounds=study.long_rounds, **values, **rarely)
+    return study.runs(scheme=scheme, cut=cut, rounds=_rounds(study), **values, **rarely)
 
 
 def _megabytes(records: list[RoundRecord]) -> float:

@@ -87,7 +87,7 @@ def _timed(study: Study, config: Config, policy: str) -> list[RoundRecord]:
     rounds, seed = config.train.rounds, config.train.seed
     if policy == "ddqn":
         config = with_values(config, gamma_draws=3)
-        file, _ = study.learned(config)
+        file, _ = study.learned(config, briefly=True)
         cuts = set(rollout(CutSelector.of(make_cut_costs(config), f"ddqn:{file}", rounds)).cuts.tolist())
         if len(cuts) > 1:
             net = config.network

@@ -30,7 +30,7 @@ def draw(study: Study) -> Drawn:
         found: dict[str, list[float]] = {}
         for seed in study.seeds:
             config = study.config(**world, rounds=rounds, seed=seed)
-            judged = {row["name"]: row for row in study.learned(config)[1]["rows"]}
+            judged = {row["name"]: row for row in study.learned(config, briefly=True)[1]["rows"]}
             fixed = min(row["cost"] for policy, row in judged.items() if policy.startswith("fixed"))
             costs = {policy: judged[policy]["cost"] for policy in SHOWN} | {"best fixed cut": fixed}
             for policy, cost in costs.items():

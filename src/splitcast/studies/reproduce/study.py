@@ -25,7 +25,7 @@ from splitcast.model.split import SplitModel
 from splitcast.run.loop import OnRound, train
 from splitcast.run.parts import load_data, resolved
 from splitcast.run.records import RoundRecord, RunFolder, write_atomically
-from splitcast.studies.learn import learn_policy
+from splitcast.studies.learn import QUICK, learn_policy
 from splitcast.studies.plan import SHAPES, scenario_of
 
 Runs = list[list[RoundRecord]]
@@ -98,12 +98,15 @@ class Study:
         """Where the training with these values is kept."""
         return self.out / "runs" / name_of(self.config(**values))
 
-    def learned(self, config: Config) -> tuple[Path, dict[str, Any]]:
-        """The file of a cut policy that Algorithm 1 learned for a configuration, and how it went."""
+    def learned(self, config: Config, *, briefly: bool = False) -> tuple[Path, dict[str, Any]]:
+        """The file of a cut policy that Algorithm 1 learned for a configuration, and how it went; ``briefly``: from
+        fewer episodes, if the study is quick."""
         file = self.out / "policies" / f"{name_of(config)}-{config.train.rounds}.safetensors"
         facts = file.with_suffix(".json")
         if not facts.is_file():
-            found = learn_policy(config, self.learning)
+            found = learn_policy(
+                config, replace(self.learning, **QUICK) if briefly and not self.full else self.learning
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             found.agent.save(file)
             write_atomically(facts, (json.dumps(found.as_json()) + "\n").encode())
