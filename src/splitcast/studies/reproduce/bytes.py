@@ -2,12 +2,13 @@
 
 Every method is searched alike on the first seed (`SEARCH`): learning rate, momentum, and how often it steps before the
 next averaging, which for those that train on a pool is how many steps the server takes in a round. All settings train
-for a tenth of the rounds; the one with the fewest bytes to the first target, or else the highest, goes on, and trains
-with all seeds. A training ends at the last target, after all rounds, or with the tenth in which it has sent `BUDGET`
-times what all training images take when gzipped, unless it has ceased to send: whoever is not there by then has lost to
-sending the images. Who trains on a pool sends every sample once, so that its rounds are known beforehand: rates fall
-along a cosine, weights decay (`DECAY`), since it sees samples many times, and it ends at the last target or after all
-rounds. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top.
+for a tenth of the rounds; the one with the fewest bytes to the first target, of equal ones and of those that are not
+there the highest, goes on, and trains with all seeds. A training ends at the last target, after all rounds, or with the
+tenth in which it has sent `BUDGET` times what all training images take when gzipped, unless it has ceased to send:
+whoever is not there by then has lost to sending the images. Who trains on a pool sends every sample once, so that its
+rounds are known beforehand: rates fall along a cosine, weights decay (`DECAY`), since it sees samples many times, and
+it ends at the last target or after all rounds. Rounds in which clients learn alone before the first upload
+(`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -226,10 +227,10 @@ def _as_png(found: Found, data: Dataset) -> Found:
     return Found(found.setting, [[sent(record) for record in records] for records in found.runs])
 
 
-def _worth(records: list[RoundRecord], target: float) -> tuple[bool, float]:
-    """For sorting: bytes to the target, or where there is none, how low it ends."""
+def _worth(records: list[RoundRecord], target: float) -> tuple[bool, float, float]:
+    """For sorting: bytes to the target, where they are equal or there are none how low it ends."""
     reach = to_reach(records, target)
-    return (False, reach.megabytes) if reach else (True, -_highest(records))
+    return reach is None, reach.megabytes if reach else 0.0, -_highest(records)
 
 
 def _highest(records: list[RoundRecord]) -> float:

@@ -26,15 +26,21 @@ def verdict(order: bool, size: bool = True) -> Verdict:
 
 
 def larger(these: Values, those: Values, *, size: bool = True) -> Verdict:
-    """Whether these are larger than those, seed by seed; infinities are what never ended.
+    """Whether these are larger than those, seed by seed; infinities are what never ended: they count as the largest
+    that did, where others of theirs did.
 
     >>> larger([3.0, 3.1, 3.2], [1.0, 1.0, 1.0]), larger([3.0, 3.1, 3.2], [3.0, 3.2, 3.1])
     ('holds', 'ties')
     >>> larger([1.0, 1.0], [2.0, 2.0]), larger([1.0], [0.0]), larger([2.0, 2.0], [2.0, 2.0])
     ('does not hold', 'one seed', 'ties')
     """
-    mine, others = (np.clip(np.asarray(each, dtype=np.float64), -1e300, 1e300) for each in (these, those))
-    gains = [0.0 if a == b else float(a / 2 - b / 2) for a, b in zip(mine, others, strict=True)]
+    ended = [value for value in (*these, *those) if np.isfinite(value)]
+    mine, others = (
+        np.clip(each, -1e300, max(ended) if np.isfinite(each).any() else 1e300)
+        for each in (np.asarray(these, dtype=np.float64), np.asarray(those, dtype=np.float64))
+    )
+    both = zip(these, those, mine, others, strict=True)
+    gains = [0.0 if a == b else float(x / 2 - y / 2) for a, b, x, y in both]
     if not any(gains):
         return "ties"
     if len(gains) == 1:
