@@ -21,10 +21,11 @@ FEWER = {2: 20.0, 3: 8.0, 4: 8.0}
 
 def draw(study: Study) -> Drawn:
     rounds = _rounds(study)
-    figure, axes = panels(len(PARTITIONS))
+    partitions = PARTITIONS if study.full else {"IID": PARTITIONS["IID"]}
+    figure, axes = panels(len(partitions))
     rows: list[Row] = []
     claims = []
-    for axis, (spread, values) in zip(axes, PARTITIONS.items(), strict=True):
+    for axis, (spread, values) in zip(axes, partitions.items(), strict=True):
         sfl = study.runs(scheme="sfl", rounds=rounds, **values)
         by_cut: dict[str, list[Runs]] = {
             "sfl": [_at(study, sfl, cut, values) for cut in CUTS],
@@ -56,7 +57,7 @@ def draw(study: Study) -> Drawn:
 
 
 def _rounds(study: Study) -> int:
-    """Half as many if it is to be quick: there are sixteen trainings for every seed."""
+    """Half as many if it is to be quick: there are eight trainings for every seed and partition."""
     return study.long_rounds if study.full else study.base.train.rounds // 2
 
 
