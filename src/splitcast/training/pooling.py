@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 ENOUGH = 8
 """channels from which it pays: as many floats as a register holds"""
+HALVES: tuple[tuple[Any, ...], ...] = ((2, 2, 0, 1, False), (2, [], 0, 1, False))
+"""windows of two by two, side by side"""
 
 _pool = torch.ops.aten.max_pool2d_with_indices
 _pull_back = torch.ops.aten.max_pool2d_with_indices_backward
@@ -24,27 +26,20 @@ class FastPooling(TorchFunctionMode):
     """While active, `torch.nn.functional.max_pool2d` of images (r, c, h, w) is the one of this file."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.max_pool2d and not torch.is_grad_enabled() and _halving(*args, **kwargs):
-            return _halved(args[0])
         if func is F.max_pool2d and (window := _window(*args, **kwargs)):
-            return _MaxPool.apply(args[0], *window)[0]  # type: ignore[no-untyped-call]
+            if window in HALVES and not torch.is_grad_enabled():
+                return _halved(args[0])
+            if args[0].shape[1] >= ENOUGH:
+                return _MaxPool.apply(args[0], *window)[0]  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
 def _window(
     x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, return_indices: bool
 ) -> tuple[Any, ...]:
-    """What `_pool` takes, where it pays."""
-    pays = x.is_cpu and x.dim() == 4 and x.shape[1] >= ENOUGH and not return_indices
-    return (kernel_size, stride or [], padding, dilation, ceil_mode) if pays else ()
-
-
-def _halving(
-    x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool, return_indices: bool
-) -> bool:
-    """Whether windows are of two by two, side by side, of images on a CPU."""
-    plain = kernel_size in (2, (2, 2)) and stride in (None, 2, (2, 2)) and padding in (0, (0, 0))
-    return plain and dilation in (1, (1, 1)) and not ceil_mode and not return_indices and x.is_cpu and x.dim() == 4
+    """What `_pool` takes, of images on a CPU without their places."""
+    ours = x.is_cpu and x.dim() == 4 and not return_indices
+    return (kernel_size, stride or [], padding, dilation, ceil_mode) if ours else ()
 
 
 def _halved(x: Tensor) -> Tensor:
