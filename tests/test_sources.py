@@ -18,7 +18,7 @@ from splitcast.base.errors import imports_allowed
 from splitcast.base.sections import DataConfig
 from splitcast.cli.main import main
 from splitcast.data import Dataset, load
-from splitcast.data.augment import augmented
+from splitcast.data.augment import augmented, find_augment
 from splitcast.data.folder import MOST_PIXELS
 from splitcast.deploy.samples import server_dataset, site_rows
 from splitcast.run.parts import make_parts, make_simulator
@@ -402,18 +402,46 @@ def test_sites_draw_what_the_simulator_draws(shift):
         make_simulator(config, data)
 
 
+def test_named_augmentations_move_and_mirror_whole_samples():
+    x = torch.arange(12.0).view(1, 1, 3, 4).expand(400, 2, 3, 4).clone()
+    x[:, 1] += 100  # channels move together
+    rng = torch.Generator().manual_seed(0)
+    mirrored, moved = find_augment("mirror")(x, rng), find_augment("shift:1")(x, rng)
+    left = (mirrored == x).all(3).all(2).all(1)
+    assert torch.equal(mirrored[~left], x[~left].flip(-1)) and 150 < int(left.sum()) < 250
+    wide = torch.from_numpy(np.pad(x[0].numpy(), ((0, 0), (1, 1), (1, 1)), mode="edge"))
+    windows = [wide[:, i : i + 3, j : j + 4] for i in range(3) for j in range(3)]
+    seen = [[torch.equal(one, window) for window in windows].index(True) for one in moved]
+    assert all(20 < seen.count(k) < 80 for k in range(9))
+    both = find_augment("mirror,shift:1")(x, torch.Generator().manual_seed(3))
+    again = find_augment("shift:1")(find_augment("mirror")(x, rng.manual_seed(3)), rng)
+    assert torch.equal(both, again) and not torch.equal(both, x)
+
+
+def test_a_pool_is_changed_afresh_in_every_step_and_resumes_exactly(tmp_path):
+    values = {"scheme": "sfl-replay", "rounds": 4, "sfl-replay.samples": 8, "sfl-replay.steps": 3}
+    plain, changed = small(**values), small(**values, **{"sfl-replay.augment_pool": "mirror,shift:1"})
+    rounds = resumes_exactly(changed, tmp_path / "run", stop_at=2)
+    assert [r.bytes for r in rounds] == [r.bytes for r in train(plain).rounds]
+    assert all(a.loss != b.loss for a, b in zip(rounds, train(plain).rounds, strict=True))
+
+
 def test_bad_augmentation_is_one_line(shift, tmp_path, capsys):
-    def said(name):
+    def said(name, *more):
         with pytest.raises(SystemExit) as stop:
-            main(["train", *QUICK, "--augment", name, "--out", str(tmp_path / "run")])
+            main(["train", *QUICK, "--augment", name, *more, "--out", str(tmp_path / f"run {name}")])
         assert stop.value.code == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         return error
 
-    assert "augment: 'nowhere' is not of the form module:function" in said("nowhere")
+    known = "allowed are mirror, shift:1 to shift:999, module:function, or several with commas"
+    for name in ("nowhere", "shift:0", "shift:-1", "mirror,", "mirror,shift"):
+        assert f"augment: {name.split(',')[-1]!r} is unknown; {known}" in said(name)
     assert "augment: cannot import 'my_shift:absent'" in said("my_shift:absent")
     assert "augment: returned (2, 1, 27, 28); allowed is a tensor of (2, 1, 28, 28)" in said("my_shift:smaller")
+    flat = ("--scheme", "sfl-replay", "--sfl-replay.augment-pool", "shift:1", "--cut", "3")
+    assert "sfl-replay.augment_pool: shift:1 takes images or feature maps, not samples of (32,)" in said("", *flat)
 
 
 # Sites

@@ -150,7 +150,8 @@ class DataConfig:
     tokenizer: Text = "auto"
     """How texts become tokens: auto (the model's own, else bytes), bytes, or a tokenizer.json or its folder."""
     augment: Text = ""
-    """module:function of yours that changes the samples of a training batch at random: (x, generator) -> x."""
+    """How the samples of a training batch are changed at random: mirror, shift:K (by up to K places; edges repeated),
+    module:function of yours, (x, generator) -> x, or several with commas."""
 
 
 @section
@@ -314,6 +315,8 @@ class AmpereConfig:
     """Steps of the server half in a round after that."""
     minibatch: Count = 64
     """Samples of each of these steps."""
+    augment_pool: Text = ""
+    """How activations are changed at random in every step, as `--augment` changes samples."""
     memory_mb: CountOrNone = 2048
     """Memory for the activations, in MiB."""
     disk_mb: CountOrNone = 8192
@@ -341,6 +344,8 @@ class SflReplayConfig:
     """Steps of the server half in a round, on minibatches of what was sent."""
     minibatch: Count = 64
     """Samples of each of these steps."""
+    augment_pool: Text = ""
+    """How the server changes smashed data at random in every step, as `--augment` changes samples."""
     directions: Count = 8
     """Directions in the basis of the feedback."""
     memory_mb: CountOrNone = 2048

@@ -22,8 +22,9 @@ from torch import Tensor
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import CODECS, codec
-from splitcast.base.seeds import stream
+from splitcast.base.seeds import stream, torch_stream
 from splitcast.base.transform import Shape, Transform
+from splitcast.data.augment import changed, find_augment
 from splitcast.model.split import SplitModel
 from splitcast.schemes.auxiliary import CLIENT, HEAD, SERVER, Headed
 from splitcast.schemes.feedback import Basis
@@ -69,6 +70,7 @@ class Replay(Headed):
         self.start, self.until = int(own["start"]), int(own["until"])
         self.sweep = -(-int(own["samples"]) // self.batch)  # uploads of all samples
         self.steps, self.minibatch, self.stale = own["steps"], own["minibatch"], own["stale"]
+        self.augment = find_augment(own["augment_pool"], f"{self.name}.augment_pool")
         self.feedback = Basis(own["directions"])
         self.pool = Pool(own["memory_mb"] * 2**20, own["disk_mb"] * 2**20)
         self.checks = min(own["checks"], self.sweep)
@@ -214,17 +216,20 @@ class Replay(Headed):
         return chosen if told.is_meta else told  # a site knows its own
 
     def train(self, t: int, server: Party) -> None:
-        """Minibatches of the pool, epoch by epoch in random order."""
+        """Minibatches of the pool, epoch by epoch in random order, each changed at random if so wished."""
         rng, rows = stream(self.seed, "pool", t, 0), len(self.pool)
         order = np.empty(0, np.int64)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             if not rows:  # on a site, or in a plan
                 server.train(SERVER, *[torch.empty(self.minibatch, device="meta")] * 2)
                 continue
             while len(order) < min(self.minibatch, rows):
                 order = np.concatenate([order, rng.permutation(rows)])
             chosen, order = order[: self.minibatch], order[self.minibatch :]
-            server.train(SERVER, *self.pool.take(chosen))
+            x, y = self.pool.take(chosen)
+            if self.augment:
+                x = changed(self.augment, x, torch_stream(self.seed, "augment", t, step), f"{self.name}.augment_pool")
+            server.train(SERVER, x, y)
 
     def kept(self) -> dict[str, Tensor]:
         return self.pool.tensors() | self.memory.tensors() | self.told
@@ -252,6 +257,9 @@ class Ampere(Replay):
 
     def options(self, config: Config) -> dict[str, Any]:
         own = config.ampere
-        common = {name: getattr(own, name) for name in ("samples", "steps", "minibatch", "memory_mb", "disk_mb")}
+        common = {
+            name: getattr(own, name)
+            for name in ("samples", "steps", "minibatch", "augment_pool", "memory_mb", "disk_mb")
+        }
         rounds = own.device_rounds
         return common | {"learn": "local", "start": rounds, "until": rounds, "stale": 0.0, "checks": 1, "directions": 1}
