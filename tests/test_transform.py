@@ -5,11 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from constriction import stream as ans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.fft import dctn
 
-from splitcast.base.entropy import LIMIT, coded, decoded
+from splitcast.base.entropy import LIMIT, _pop, _push, coded, decoded
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.base.spectrum import ladder
@@ -220,6 +221,27 @@ def test_streams_give_back_what_was_coded(data):
     levels = np.concatenate([rng.integers(-a, a + 1, n) for a, n in zip(scales, sizes, strict=True)] or [np.zeros(0)])
     levels = levels.astype(np.int32)
     assert np.array_equal(decoded(coded(levels, sizes), sizes), levels)
+
+
+def test_streams_of_more_numbers_than_the_coder_counts():
+    """Beyond 2^24 in a class, how many are not zero is told in two digits; no gap may have more bits than that."""
+    sizes = np.array([2**24 + 7], np.int32)
+    levels = np.zeros(sizes[0], np.int32)
+    levels[[5, 2**23, 2**24 + 6]] = 1, -1, 1
+    stream = coded(levels, sizes)
+    assert len(stream) < 60 and np.array_equal(decoded(stream, sizes), levels)
+    coder = ans.stack.AnsCoder()
+    for number, of in ((31, 32), (0, (2**24 >> 16) + 1), (3, 2**16)):  # gaps of 31 even bits, three numbers
+        coder.encode_reverse(np.array([number], np.int32), ans.model.Uniform(of))
+    told = np.frombuffer(stream, np.uint8)
+    words = np.frombuffer(stream[2:] + bytes(-(len(stream) - 2) % 4), "<u4").astype(np.uint32)
+    head = ans.stack.AnsCoder(words)
+    changes, steps = _pop(head, int(told[0]), 1), _pop(head, int(told[1]), 1)
+    for kind, part in ((told[1], steps), (told[0], changes)):
+        _push(coder, int(kind), part)
+    forged = bytes(told[:2]) + coder.get_compressed().astype("<u4").tobytes().rstrip(b"\0")
+    with pytest.raises(SplitcastError, match="a group that cannot be"):
+        decoded(forged, sizes)
 
 
 @pytest.mark.parametrize("a", [0.01, 0.2, 1.0, 6.0, 300.0])

@@ -36,6 +36,8 @@ _LAST = _PLAIN + 14
 _SPARSE = 10
 """Last class whose zeros are counted instead of told one by one: a = 1/2."""
 _GAP_BITS = 10
+_EVEN = 2**24
+"""Most values of an even distribution that the coder takes."""
 _SUM = 2.0**30
 
 
@@ -232,14 +234,20 @@ def _push_sparse(coder: Any, kind: int, at: NDArray[Any], values: Integers, coun
         coder.encode_reverse(gaps & (2**shift - 1), ans.model.Uniform(2**shift))
     coder.encode_reverse(gaps >> shift, _gaps(count, len(at), shift))
     coder.encode_reverse(np.array([shift], np.int32), ans.model.Uniform(32))
-    coder.encode_reverse(np.array([len(at)], np.int32), ans.model.Uniform(count + 1))
+    for place, size in reversed(_digits(count)):
+        coder.encode_reverse(np.array([(len(at) >> place) % size], np.int32), ans.model.Uniform(size))
+
+
+def _digits(most: int) -> list[tuple[int, int]]:
+    """Bits below each digit of numbers up to ``most``, and its values: the coder takes up to 2^24 of them."""
+    return [(0, most + 1)] if most < _EVEN else [(0, 2**16), (16, (most >> 16) + 1)]
 
 
 def _pop_sparse(coder: Any, kind: int, count: int) -> tuple[NDArray[np.int64], Integers]:
     """Where levels are not zero, and what they are."""
-    found = int(coder.decode(ans.model.Uniform(count + 1), 1)[0])
+    found = sum(int(coder.decode(ans.model.Uniform(size), 1)[0]) << place for place, size in _digits(count))
     shift = int(coder.decode(ans.model.Uniform(32), 1)[0])
-    if not found or shift > int(count).bit_length():
+    if not 0 < found <= count or shift > max(0, int(count).bit_length() - _GAP_BITS):
         raise SplitcastError("code stream: has a group that cannot be")
     gaps = coder.decode(_gaps(count, found, shift), found).astype(np.int64) << shift
     if shift:
