@@ -57,7 +57,7 @@ ALONE = 10
 LEARNED: dict[str, Any] = {"local_steps": 20, "heads.pool": 2, "optimizer_state": "local"}
 """Steps on the clients cost no bytes, and their momentum need not travel."""
 REPLAYED = LEARNED | {"sfl-replay.learn": "local", "sfl-replay.start": ALONE, "sfl-replay.until": ALONE}
-FIRST_LAYER = {"fashion-mnist": REPLAYED, "cifar10": REPLAYED | {"uplink_codec": "transform:160B"}}
+FIRST_LAYER = {"fashion-mnist": REPLAYED, "cifar10": REPLAYED | {"uplink_codec": "transform:320B"}}
 """How ours by replay has its first layer, by data set: on digits a random one is enough."""
 CHANGED = {"cifar10": ("mirror,shift:1", "mirror,shift:2")}
 """How those with a pool change feature maps and images at random, by data set: where they are soon known by heart."""
