@@ -5,6 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from splitcast.studies.curves import COLOURS, DASHES, MARKERS, Band, Look, Runs, band, looks
 from splitcast.training.measure import ACCURACY, Measure
@@ -33,13 +34,26 @@ def plot_comparison(
         axis.grid(alpha=0.3)
         reach = [max(drawn.x, default=1.0) for drawn in bands.values()]
         if max(reach) > 8 * min(reach):
-            axis.set_xscale("log")
+            log_scale(axis)
     axes[0].set_ylabel(f"test {judged.label}")
     axes[0].legend(loc="upper right" if judged.lower else "lower right")
     figure.suptitle(title)
     for suffix in (".png", ".svg"):
         figure.savefig(path.with_suffix(suffix), dpi=150)
     plt.close(figure)
+
+
+def log_scale(axis: Axes) -> None:
+    """A logarithmic x-axis with plain numbers: 1, 2, 5, 10 up to two decades, powers of ten beyond."""
+
+    def near(x: float, _: object) -> str:
+        low, high = axis.get_xlim()
+        return f"{x:g}" if high < 100 * low else ""
+
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.10g}"))
+    axis.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.xaxis.set_minor_formatter(FuncFormatter(near))
 
 
 def draw_band(axis: Axes, drawn: Band, look: Look, label: str) -> None:

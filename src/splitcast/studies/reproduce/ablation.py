@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.curves import COLOURS
 from splitcast.studies.reproduce.basis import reach_row, target_of, traffic
 from splitcast.studies.reproduce.draw import Drawn, final_accuracy, panels
@@ -51,7 +52,7 @@ def draw(study: Study) -> Drawn:
         if row["MB"]:
             total.plot(float(str(row["MB"])), k, "o", color=COLOURS[0])
             total.text(float(str(row["MB"])), k, f"   {float(str(row['MB'])):.0f}", va="center", fontsize=9)
-    total.set_xscale("log")
+    log_scale(total)
     total.margins(x=0.15)
     total.set_xlabel(f"MB on the air to {100 * target:.1f} %")
     for y in (total, shares):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from splitcast.run.records import RoundRecord
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, accuracy, costs_to, final_accuracy, panels, to_target
 from splitcast.studies.reproduce.study import Runs, Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
@@ -30,7 +31,7 @@ def draw(study: Study) -> Drawn:
     for axis, (partition, values) in zip(axes, PARTITIONS.items(), strict=True):
         series = {scheme: study.runs(scheme=scheme, rounds=rounds, **values) for scheme in SCHEMES}
         accuracy(axis, series, "MB")
-        axis.set_xscale("log")
+        log_scale(axis)
         axis.set_title(f"{study.base.data.dataset}, {partition}")
         target = study.target or target_of(series["sfl"])
         going_on = {"scheme": "sfl-gb", "rounds": rounds * 3 // 2, **values}

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, costs_to, panels, reached
 from splitcast.studies.reproduce.study import Runs, Study, round_seconds
 from splitcast.studies.reproduce.verdicts import larger, spread
@@ -39,7 +40,7 @@ def draw(study: Study) -> Drawn:
         series: dict[str, Runs] = {f"fixed cut {cut}": _fixed(study, values, cut) for cut in CUTS}
         series |= {policy: study.runs(**values, policy=policy) for policy in POLICIES}
         accuracy(axis, series, "seconds")
-        axis.set_xscale("log")
+        log_scale(axis)
         axis.set_title(f"{study.base.data.dataset}, PSL: {name}")
         rows += [{"world": name, **row} for row in accuracy_rows(series, study.seeds)]
         target = reached(series.values())

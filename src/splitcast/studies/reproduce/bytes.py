@@ -22,6 +22,7 @@ from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
 from splitcast.data import Dataset
 from splitcast.run.records import RoundRecord
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.curves import curves_of
 from splitcast.studies.reproduce.basis import PARTITIONS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, label_accuracy, line, panels
@@ -266,7 +267,7 @@ def curves(axis: Axes, found: Mapping[str, Found], title: str) -> None:
         x, y = (np.mean([curve[part][:least] for curve in each], axis=0).tolist() for part in (0, 1))
         line(axis, k, x, y, name, every=max(1, least // 6))
         axis.lines[-1].set(linewidth=3.0 if name.startswith("ours") else 1.1, markersize=4)
-    axis.set_xscale("log")
+    log_scale(axis)
     label_accuracy(axis, "MB")
     axis.set_title(title)
 

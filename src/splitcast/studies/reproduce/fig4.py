@@ -1,5 +1,6 @@
 """Fig. 4: test accuracy against bytes on the air, SFL-GA, SFL and PSL; and our SFL-GB."""
 
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, costs_to, panels, reached
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
@@ -12,7 +13,7 @@ def draw(study: Study) -> Drawn:
     series = {name: study.runs(scheme=scheme, rounds=rounds) for name, scheme in SCHEMES.items()}
     figure, (axis,) = panels(1)
     accuracy(axis, series, "MB")
-    axis.set_xscale("log")
+    log_scale(axis)
     axis.set_title(f"{study.name}, cut 1: accuracy against traffic")
 
     common = reached(series.values())

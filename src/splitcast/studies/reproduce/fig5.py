@@ -1,5 +1,6 @@
 """Fig. 5: test accuracy against simulated latency, SFL-GA, SFL, PSL and FL."""
 
+from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, costs_to, finals, panels, reached
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
@@ -11,7 +12,7 @@ def draw(study: Study) -> Drawn:
     series = {name: study.runs(scheme=scheme) for name, scheme in SCHEMES.items()} | {"FL": study.averaged()}
     figure, (axis,) = panels(1)
     accuracy(axis, series, "seconds")
-    axis.set_xscale("log")
+    log_scale(axis)
     axis.set_title(f"{study.name}, cut 1: accuracy against latency")
 
     target = reached(series.values())

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from splitcast.base.config import Config, with_values
 from splitcast.cutting.policies import CutSelector, rollout
 from splitcast.run.records import RoundRecord
-from splitcast.studies.compare_figure import draw_band
+from splitcast.studies.compare_figure import draw_band, log_scale
 from splitcast.studies.curves import COLOURS, band, looks
 from splitcast.studies.learn import make_cut_costs
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy_rows, costs_to, label_accuracy, panels, reached
@@ -78,7 +78,7 @@ def _lines(axis: Axes, series: Mapping[str, Runs]) -> None:
         draw_band(axis, optimal, look, name)
         axis.plot(equal.x, equal.mean, ":", color=COLOURS[look.colour], linewidth=1)
     axis.plot([], [], ":", color="0.3", linewidth=1, label="equal shares")
-    axis.set_xscale("log")
+    log_scale(axis)
     label_accuracy(axis, "seconds")
 
 
