@@ -44,11 +44,11 @@ def plot_comparison(
 
 
 def log_scale(axis: Axes) -> None:
-    """A logarithmic x-axis with plain numbers: 1, 2, 5, 10 up to two decades, powers of ten beyond."""
+    """A logarithmic x-axis with plain numbers: 1, 2, 5, 10 up to three decades, powers of ten beyond."""
 
     def near(x: float, _: object) -> str:
         low, high = axis.get_xlim()
-        return f"{x:g}" if high < 100 * low else ""
+        return f"{x:g}" if high < 1000 * low else ""
 
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.10g}"))
