@@ -12,7 +12,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from splitcast.base.errors import SplitcastError, imported, shown
 from splitcast.base.seeds import torch_stream
@@ -35,12 +34,12 @@ def shift(most: int, x: Tensor, generator: torch.Generator) -> Tensor:
     [[1.0, 1.0], [1.0, 2.0], [2.0, 2.0]]
     """
     _maps(x, f"shift:{most}")
-    high, wide = x.shape[2:]
-    moved, wider = torch.empty_like(x), pad(x, [most] * 4, mode="replicate")
+    moved, places = torch.empty_like(x), [torch.arange(size, device=x.device) for size in x.shape[2:]]
     down, right = (_below(2 * most + 1, x, generator) for _ in range(2))
-    for i, j in set(zip(down.tolist(), right.tolist(), strict=True)):
-        rows = (down == i) & (right == j)
-        moved[rows] = wider[rows, :, i : i + high, j : j + wide]
+    for by in set(zip(down.tolist(), right.tolist(), strict=True)):
+        rows = (down == by[0]) & (right == by[1])
+        i, j = ((at + k - most).clamp(0, len(at) - 1) for at, k in zip(places, by, strict=True))  # no memory by `most`
+        moved[rows] = x[rows][:, :, i][..., j]
     return moved
 
 
