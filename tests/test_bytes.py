@@ -158,6 +158,14 @@ def test_the_best_of_the_search_trains_with_all_seeds(tmp_path):
     assert cells["MB_to_99.5"] == "" and cells["best_percent"] == pytest.approx(99) and cells["MB_sent"] == 3.5
 
 
+def test_who_is_not_at_the_first_target_with_the_first_seed_trains_with_no_other(tmp_path):
+    asked.clear()
+    study = Told(TINY, (0, 1, 2), tmp_path, full=True)
+    found = search(study, Method({"scheme": "sfl"}), (0.995, 0.996, 0.997))
+    assert [values["seed"] for values in asked] == [0] * len(SEARCH) + [0]
+    assert row(found, (0.995,))["seeds"] == 1 and row(found, (0.995,))["MB_to_99.5"] == ""
+
+
 ALL = sized(load("mnist-mini")) / 1e6
 
 
@@ -244,6 +252,8 @@ def test_claims_are_judged_by_seeds():
     close = verdicts(all_)
     assert close["ours, IID: fewest bytes of all to 94 %"].verdict == "ties"
     assert close["ours by replay, IID: below the images of the samples sent, png"].verdict == "ties"
+    lost = {**all_, "images, png": found_with((9.5, 9.6, 9.5), 10_000), "ampere": found_with((0.1,), 10_000, 0.93)}
+    assert verdicts(lost)["ours, IID: fewest bytes of all to 94 %"].verdict == "holds", "it never got there"
     beaten = verdicts({**all_, "ampere": found_with((0.5, 0.5, 0.51), 10_000)})
     assert beaten["ours, IID: fewest bytes of all to 94 %"].verdict == "does not hold"
 

@@ -10,11 +10,12 @@ import torch
 
 from lengths import now
 from splitcast.base.config import Config, LearnConfig, leaves, with_values
+from splitcast.base.errors import SplitcastError
 from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
-from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, text
+from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, settings, text
 from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
@@ -222,6 +223,51 @@ def told(tmp_path, ends):
 def test_claims_of_fig3_can_fail(tmp_path, sfl, by_cut, verdicts):
     ends = {("sfl", 1): (sfl, 1.0)} | {("sfl-ga", cut): (end, 1.0) for cut, end in enumerate(by_cut, 1)}
     assert [claim.verdict for claim in FIGURES["fig3"](told(tmp_path, ends)).claims] == verdicts
+
+
+class Searched(Study):
+    """Of eight settings the last comes nearest, and only it is trained with more seeds."""
+
+    def run(self, **values):
+        near = (values["lr"], values["local_steps"]) == (0.02, 2)
+        assert near or not values["seed"]
+        if not near and values["lr"] > 0.04:
+            raise SplitcastError("loss: no longer a number")
+        end = {1: 0.95, 4: 0.82}[values["cut"]] if near else 0.5
+        return [record(8, end + self.spread * (values["seed"] - 1))]
+
+
+@pytest.mark.parametrize(
+    ("spread", "seeds", "expected"),
+    [
+        (0.01, 3, "holds"),  # 94, 95, 96 and 81, 82, 83 %
+        (0.04, 3, "holds"),
+        (0.01, 2, "holds"),  # 94.5 ± 6.4 and 81.5 ± 6.4 %
+        (0.0, 3, "holds"),
+        (0.0, 1, "one seed"),
+    ],
+)
+def test_the_nearest_of_unstated_settings_is_trained_with_all_seeds(tmp_path, spread, seeds, expected):
+    made = Searched(TINY, tuple(range(seeds)), tmp_path, full=True)
+    object.__setattr__(made, "spread", spread)
+    drawn = FIGURES["settings"](made)
+    assert len(drawn.rows) == len(settings.FULL) + seeds - 1
+    (claim,) = drawn.claims
+    assert claim.verdict == expected and claim.measured.startswith("nearest: lr 0.02, batch 32, τ = 2, with 9")
+
+
+@pytest.mark.parametrize(
+    ("first", "fourth", "expected"),
+    [
+        ((94.0, 95.0, 96.0), (82.0, 83.0, 84.0), "holds"),
+        ((94.0, 95.0, 96.0), (72.0, 73.0, 74.0), "holds in order, not in size"),
+        ((94.0, 95.0, 96.0), (60.0, 80.0, 99.0), "ties"),
+        ((80.0, 81.0, 82.0), (94.0, 95.0, 96.0), "does not hold"),
+    ],
+)
+def test_the_claim_of_unstated_settings_can_fail(first, fourth, expected):
+    """82 % are within 83 ± 2.5, not within 73 ± 2.5."""
+    assert settings.judged((0.02, 32, 1), {1: list(first), 4: list(fourth)}).verdict == expected
 
 
 @pytest.mark.parametrize(

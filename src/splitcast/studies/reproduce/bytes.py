@@ -3,12 +3,12 @@
 Every method is searched alike on the first seed (`SEARCH`): learning rate, momentum, and how often it steps before the
 next averaging, which for those that train on a pool is how many steps the server takes in a round. All settings train
 for a tenth of the rounds; the one with the fewest bytes to the first target, of equal ones and of those that are not
-there the highest, goes on, and trains with all seeds. A training ends at the last target, after all rounds, or with the
-tenth in which it has sent `BUDGET` times what all training images take when gzipped, unless it has ceased to send:
-whoever is not there by then has lost to sending the images. Who trains on a pool sends every sample once, so that its
-rounds are known beforehand: rates fall along a cosine, weights decay (`DECAY`), since it sees samples many times, and
-it ends at the last target or after all rounds. Rounds in which clients learn alone before the first upload
-(`Method.alone`) come on top.
+there the highest, goes on, and trains with all seeds if the first is at the first target. A training ends at the last
+target, after all rounds, or with the tenth in which it has sent `BUDGET` times what all training images take when
+gzipped, unless it has ceased to send: whoever is not there by then has lost to sending the images. Who trains on a pool
+sends every sample once, so that its rounds are known beforehand: rates fall along a cosine, weights decay (`DECAY`),
+since it sees samples many times, and it ends at the last target or after all rounds. Rounds in which clients learn alone
+before the first upload (`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ def methods(dataset: str = "mnist", *, small: bool = False) -> dict[str, Method]
 
 @dataclass(frozen=True)
 class Found:
-    """A method's trainings with its best setting."""
+    """A method's trainings with its best setting: one of every seed, or one that is not at the first target."""
 
     setting: Setting
     runs: Runs
@@ -175,7 +175,8 @@ def known(study: Study) -> dict[str, Method]:
 
 
 def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
-    """The best setting of a method, trained with all seeds."""
+    """The best setting of a method, trained with all seeds; with the first alone if that is not at the first target,
+    since there is nothing to compare then."""
     common = {"stop_at": targets[-1], **method.values}
     if method.pooled:
         common[f"{method.pooled}.samples"] = method.samples or len(study.dataset.train_y) // study.base.data.clients
@@ -189,7 +190,12 @@ def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
             continue
     best = min(tried, key=lambda setting: _worth(tried[setting], targets[0]), default=settings[0])
     own = {**common, **best.values(method.pooled)}
-    return Found(best, [_trained(study, method, targets[-1], seed=seed, **own) for seed in study.seeds])
+    runs: Runs = []
+    for seed in study.seeds:
+        runs.append(_trained(study, method, targets[-1], seed=seed, **own))
+        if not to_reach(runs[0], targets[0]):
+            break
+    return Found(best, runs)
 
 
 def _rounds(study: Study, method: Method, parts: int) -> int:
@@ -301,7 +307,10 @@ def _fewest(how: str, found: Mapping[str, Found], target: float) -> Claim:
     """Of all methods that get to a target, ours needs the fewest bytes."""
     wanted, ours = f"ours, {how}: fewest bytes of all to {100 * target:g} %", _better(found, target)
     spent = {name: _spent(best, target) for name, best in found.items()}
-    others = {name: each for name, each in spent.items() if name not in OURS}
+    seeds = len(spent[ours])
+    others = {
+        name: each if len(each) == seeds else [float("inf")] * seeds for name, each in spent.items() if name not in OURS
+    }
     if not np.isfinite(spent[ours]).all():
         return Claim(wanted, "ours does not get there", verdict(False))
     said = [f"{name} {spread(spent[name], 2)} MB" for name in OURS]

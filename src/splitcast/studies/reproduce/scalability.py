@@ -7,6 +7,7 @@ from itertools import pairwise
 import torch
 
 from splitcast.run.parts import make_parts, make_simulator
+from splitcast.studies.curves import COLOURS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, finals, line, panels
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
@@ -36,6 +37,7 @@ def draw(study: Study) -> Drawn:
     bound = [theory.at(n).total for n in clients]
     figure, axes = panels(2)
     line(axes[0], 0, clients, [statistics.fmean(end) for end in ends], "measured")
+    axes[0].fill_between(clients, [min(end) for end in ends], [max(end) for end in ends], color=COLOURS[0], alpha=0.15)
     axes[0].set_ylabel(f"test accuracy after {base.train.rounds} rounds (%)")
     many = sorted({round(theory.most ** (k / 40)) for k in range(41)})
     for k, term in enumerate(("total", "initialisation", "averaged_noise", "local_steps", "floor")):
@@ -73,8 +75,8 @@ def draw(study: Study) -> Drawn:
     ]
     caption = (
         "The paper argues this from Theorem 1 without a figure. Left: trainings of equal length, each client "
-        "with its own b samples per step. Right: the bound with L, σ², Γ and the first loss measured at the start, for "
-        "so many rounds T that the theorem admits these N: of use for its shape."
+        "with its own b samples per step, mean and range over seeds. Right: the bound with L, σ², Γ and the first "
+        "loss measured at the start, for so many rounds T that the theorem admits these N: of use for its shape."
     )
     return Drawn(caption, rows, figure, claims)
 
