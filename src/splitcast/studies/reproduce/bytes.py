@@ -7,8 +7,8 @@ there the highest, goes on, and trains with all seeds if the first is at the fir
 target, after all rounds, or with the tenth in which it has sent `BUDGET` times what all training images take when
 gzipped, unless it has ceased to send: whoever is not there by then has lost to sending the images. Who trains on a pool
 sends every sample once, so that its rounds are known beforehand: rates fall along a cosine, weights decay (`DECAY`),
-since it sees samples many times, and it ends at the last target or after all rounds. Rounds in which clients learn alone
-before the first upload (`Method.alone`) come on top.
+since it sees samples many times, and it ends at the last target or after all rounds. Rounds in which clients learn
+alone before the first upload (`Method.alone`) come on top.
 """
 
 from collections.abc import Mapping, Sequence
