@@ -30,6 +30,8 @@ class Pool:
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
         self._places: dict[int, int] = {}
         """key to row, oldest first"""
+        self._rows: np.ndarray | None = None
+        """the rows in that order, while nothing comes"""
         self._x: list[Tensor] = []
         """in memory, on disk"""
         self._targets: Tensor | None = None
@@ -52,7 +54,7 @@ class Pool:
             row = 2 * math.prod(x.shape[1:])
             self._memory_rows = self.memory_bytes // row
             self._most = max(1, self._memory_rows + self.disk_bytes // row)
-        places = [self._place(key) for key in keys]
+        places, self._rows = [self._place(key) for key in keys], None
         self._grow(max(places) + 1, x.shape[1:], y)
         assert self._targets is not None
         rows, values = np.array(places), x.detach().cpu().clamp(-FP16_TOP, FP16_TOP).half()
@@ -63,8 +65,9 @@ class Pool:
     def take(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
         """Rows and targets at these positions, counted from the oldest, in float32."""
         assert self._targets is not None
-        every = np.fromiter(self._places.values(), np.int64, len(self._places))
-        rows = every[positions]
+        if self._rows is None:
+            self._rows = np.fromiter(self._places.values(), np.int64, len(self._places))
+        rows = self._rows[positions]
         out = torch.empty(len(rows), *self._x[0].shape[1:], dtype=torch.float16, device="cpu")
         for part, here, inside in self._parts(rows):
             out[here] = self._x[part][inside]
