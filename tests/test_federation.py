@@ -1,6 +1,7 @@
 """The protocol between a server and sites, in one process: equal to the simulator, and what faults do to it."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from splitcast.run.loop import train
 from splitcast.run.parts import make_parts, make_simulator
 from splitcast.run.records import RunFolder
 from splitcast.schemes.messages import Ledger
+from splitcast.studies.plan import scenario_of
 from splitcast.training.weights import Weights
 
 IMAGES = data.load("mnist-mini")
@@ -135,6 +137,7 @@ def test_ten_rounds_equal_the_simulator(name, tau):
 FORMATS = [
     ("transform:0.5", "transform:5%"),
     ("transform:20B", "transform:0.01"),
+    ("transform:40..10B@2", "transform:200..50B@3"),
     ("rotated:4", "lloyd:2"),
     ("int4+outliers", "rotated:8+outliers"),
     ("randtopk:20%", "topk:30%"),
@@ -154,6 +157,16 @@ def test_every_format_travels_as_the_simulator_says(formats):
     for t in range(1, 4):
         assert fed.round(t).ledger.events == sim.round(t).ledger.events
     assert difference(fed, sim) < 1e-6
+
+
+def test_plans_of_a_rate_that_changes_expect_that_of_the_round():
+    """Eight samples of 200, 20 and again 20 bytes at most; the clock charges fewer operations for fewer bytes."""
+    config = settings("psl", uplink_codec="transform:200..20B@2")
+    scenario = scenario_of(config, make_simulator(config, IMAGES).model)
+    dry = [scenario.dry(scenario.place(1), t).messages[0] for t in (1, 2, 3)]
+    assert [message.nbytes for message in dry] == [math.ceil(8 * 200 * 0.1**0.5), 160, 160]
+    assert dry[0].coding[0] > dry[1].coding[0] == dry[2].coding[0]
+    assert [scenario.scheme.pattern(t) for t in (1, 2, 3)].count(scenario.scheme.pattern(2)) == 2
 
 
 @pytest.mark.parametrize("name", SCHEMES)

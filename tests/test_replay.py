@@ -52,6 +52,9 @@ def test_the_pool_is_bounded_and_the_oldest_goes_first():
     other = Pool(memory_bytes=100, disk_bytes=0)
     other.restore(pool.tensors())
     assert other.keys == pool.keys and torch.equal(other.take(np.arange(5))[0], pool.take(np.arange(5))[0])
+    kept = pool.tensors()
+    assert kept["smashed"].dtype == torch.float16 and len(kept["smashed"]) == 3 and len(kept["on_disk"]) == 2
+    assert kept["smashed"].data_ptr() == pool.tensors()["smashed"].data_ptr(), "a checkpoint takes no memory of its own"
     other.restore({})
     assert len(other) == 0 and other.tensors() == {}
 

@@ -53,6 +53,10 @@ class Codec(ABC):
         """The format as it is sent in round ``t``, counted from 1. Whoever receives need not know the round."""
         return self
 
+    def phase(self, t: int) -> int:
+        """Rounds of the same phase have the same expected sizes."""
+        return 0
+
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
         """Operations of encoding and of decoding a message, if they are worth a thought; the clock takes them for
         FLOPs. Counted as a processor without vectors would do them."""

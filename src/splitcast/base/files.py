@@ -11,11 +11,11 @@ from splitcast.base.errors import SplitcastError
 LOCK = ".lock"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write under a temporary name, force to disk, rename, force the new name to disk."""
+def write_atomically(path: Path, *content: bytes | memoryview) -> None:
+    """Write, part after part, under a temporary name, force to disk, rename, force the new name to disk."""
     temporary = temporary_of(path)
     with temporary.open("wb") as file:
-        file.write(content)
+        file.writelines(content)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -100,6 +100,10 @@ class Transform(Codec):
             return self
         return Transform(self.rate, self.name, self.rate.at(t))
 
+    def phase(self, t: int) -> int:
+        told = self.rate.by == "bytes" and not self.rate.expected and self.rate.first != self.rate.last
+        return min(t, self.rate.rounds) if told else 0
+
     def learned(self, x: Tensor) -> tuple[Tensor, float] | None:
         """Columns of Q (r, C) and the step of a message x (b, *d), for all to code alike with; None if it has none."""
         parts = self._sent(x)[1]

@@ -123,9 +123,9 @@ class Scenario:
     ) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
         """Rounds 1..T by their kind: which rounds (T,), and the stages of each placement."""
         schemes = [self.scheme.at(placement) for placement in placements]
-        kinds = np.array([[scheme.kind(t) for scheme in schemes] for t in range(1, rounds + 1)])
+        kinds = np.array([[scheme.pattern(t) for scheme in schemes] for t in range(1, rounds + 1)])
         for kind in np.unique(kinds, axis=0):
-            these = (kinds == kind).all(1)
+            these = (kinds == kind).all((1, 2))
             t = int(np.flatnonzero(these)[0]) + 1
             yield these, [self.stages(placement, t) for placement in placements]
 

@@ -52,7 +52,8 @@ def rhythm(world: CutCosts, rounds: int) -> tuple[list[int], int]:
     schemes = [here.scheme.at(placement) for placement in world.placements]
     first: dict[tuple[object, ...], int] = {}
     alike = [
-        first.setdefault(tuple((s.kind(t), s.equal_after(t - 1)) for s in schemes), t - 1) for t in range(1, rounds + 1)
+        first.setdefault(tuple((s.pattern(t), s.equal_after(t - 1)) for s in schemes), t - 1)
+        for t in range(1, rounds + 1)
     ]
     return alike, max(first.values()) + 1
 

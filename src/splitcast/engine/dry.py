@@ -121,11 +121,10 @@ class DryParty:
 class DryClients(DryParty):
     """Clients that would take part."""
 
-    place = (0, 0)
-
     def __init__(self, cohort: "DryCohort", placement: Placement, ids: Sequence[int]) -> None:
         super().__init__(cohort.model, cohort.task, placement, ids, cohort.batch, cohort.ledger)
         self.cohort = cohort
+        self.place = (cohort.t, 0)
 
     def batches(self) -> Iterator[Batch]:
         batch = Batch(Known(self._values(0)), Known(self._targets()))
@@ -141,8 +140,9 @@ class DryClients(DryParty):
 
 @dataclass
 class DryCohort:
-    """The clients of a round that would be."""
+    """The clients of round ``t``, if it were."""
 
+    t: int
     model: SplitModel
     task: Task
     placement: Placed
@@ -178,6 +178,7 @@ class DryCohort:
         return self._pair(self.placement.of(0), self.ids)[1]
 
     def average(self, link: CountingLink, codec: Codec = FP32) -> None:
+        codec = codec.at(self.t)
         held = {place: codec.nbytes((n,) if codec.exact else row_shape(n)) for place, n in self.values.items()}
         coding = (0.0, 0.0) if codec.exact else difference_work(self.values[self.placement.of(0)], codec)
         link.count("up", "model", self._held(held, self.ids), self.ids, coding=coding)
@@ -211,7 +212,7 @@ def dry_round(
     ledger = Ledger()
     values = {place: client_values(model, place, optimiser) for place in placement.kinds}
     everyone = clients if everyone is None else everyone
-    cohort = DryCohort(model, task, placement, list(clients), everyone, batch, steps, values, ledger)
+    cohort = DryCohort(t, model, task, placement, list(clients), everyone, batch, steps, values, ledger)
     scheme.round(t, cohort, None, CountingLink(ledger))
     return ledger
 

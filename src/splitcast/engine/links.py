@@ -23,15 +23,17 @@ class CountingLink:
         self.ledger = ledger
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Values:
+        codec = codec.at(who.place[0])
         self.count("up", kind, sizes(codec, x.shape, who), who.ids, coding=coding_of(codec, x.shape, who))
         return Known(x) if isinstance(x, Tensor) else x
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
+        codec = codec.at(who.place[0])
         self.count("down", kind, sizes(codec, x.shape, who), who.ids, coding=codec.work(x.shape[1:]))
         return x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        shape = x.shape[1:]
+        codec, shape = codec.at(who.place[0]), x.shape[1:]
         self.count("down", kind, codec.nbytes(shape), who.ids, broadcast=True, coding=codec.work(shape))
         return x
 
@@ -123,7 +125,8 @@ class SimulatedLink(RoundingLink):
         *,
         broadcast: bool = False,
     ) -> Tensor:
-        codec, coding = codec.at(who.place[0]), codec.work(x.shape[1:])
+        codec = codec.at(who.place[0])
+        coding = codec.work(x.shape[1:])
         if codec.varies:
             values, each = codec.measured(x, draw)
             self.count(direction, kind, each[0] if broadcast else each, who.ids, broadcast=broadcast, coding=coding)

@@ -82,14 +82,14 @@ class ServerLink(RoundingLink):
 
     def up(self, kind: str, x: Values | Tensor, codec: Codec, who: Clients) -> Awaited:
         assert isinstance(who, RemoteClients)
-        awaited = Awaited(self, kind, codec, who, tuple(x.shape[1:]))
+        awaited = Awaited(self, kind, codec.at(who.place[0]), who, tuple(x.shape[1:]))
         self._awaited.append(awaited)
         return awaited
 
     def unicast(self, kind: str, x: Tensor, codec: Codec, who: Clients) -> Tensor:
-        sizes, decoded = list[int](), list[Tensor]()
+        codec, sizes, decoded = codec.at(who.place[0]), list[int](), list[Tensor]()
         for n, one in zip(who.ids, x, strict=True):
-            message, values = self._packed(kind, one, codec.at(who.place[0]), self.noise(kind, codec, who, [n]))
+            message, values = self._packed(kind, one, codec, self.noise(kind, codec, who, [n]))
             if message:
                 self._outbox.setdefault(n, []).append(message)
             sizes.append(len(message["data"]) if message else 0)
@@ -99,7 +99,8 @@ class ServerLink(RoundingLink):
         return torch.stack(decoded) if decoded else x
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        message, values = self._packed(kind, x[0], codec.at(who.place[0]), self.noise(kind, codec, who, None))
+        codec = codec.at(who.place[0])
+        message, values = self._packed(kind, x[0], codec, self.noise(kind, codec, who, None))
         if message:
             for n in who.ids:
                 self._outbox.setdefault(n, []).append(message)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from splitcast.base.errors import SplitcastError
@@ -25,6 +25,19 @@ OLD_FORMAT = "splitcast-checkpoint-1"
 OWN = ("format", "run", "round", "chain", "samples", "digest")
 """Names of the metadata that are not the trainer's."""
 HEADER_BYTES = 10_000_000
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of types in a file of safetensors."""
 OLD_NAMES = {
     "client": "client/trained",
     "client_momentum": "client/opt/momentum",
@@ -58,8 +71,8 @@ class Stored:
 
 def pack(
     tensors: Mapping[str, Tensor], about: Mapping[str, str], round_: int, run: str, chain: str, samples: str
-) -> bytes:
-    """The content of a checkpoint file."""
+) -> list[bytes | memoryview]:
+    """The content of a checkpoint file, in parts: a head, and the tensors where they lie."""
     for name in about:
         if name in OWN:
             raise SplitcastError(f"about: {name} is a name of the checkpoint itself; choose another")
@@ -72,7 +85,16 @@ def pack(
         seen.add(at)
     metadata["digest"] = _digest(kept, metadata)
     _check(metadata, "about")
-    return save(kept, metadata)
+    order = sorted(kept, key=lambda name: (-kept[name].element_size(), name))  # so that all are aligned
+    head: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for name in order:
+        size = kept[name].nbytes
+        head[name] = {"dtype": DTYPES[kept[name].dtype], "shape": kept[name].shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(_bytes(kept[name]) for name in order)]
 
 
 def unpack(file: Path) -> Stored:
@@ -148,12 +170,17 @@ def _renamed(file: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return made
 
 
+def _bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor that is contiguous, where they lie."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
 def _digest(tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> str:
     told = sorted((name, value) for name, value in metadata.items() if name != "digest")
     kinds = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in sorted(tensors)]
     total = hashlib.blake2b(json.dumps([told, kinds]).encode(), digest_size=16)
     for name in sorted(tensors):
-        total.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        total.update(_bytes(tensors[name]))
     return total.hexdigest()
 
 
@@ -161,5 +188,5 @@ def _old_digest(tensors: dict[str, Tensor]) -> str:
     total = hashlib.blake2b(digest_size=16)
     for name in sorted(tensors):
         total.update(name.encode())
-        total.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+        total.update(_bytes(tensors[name]))
     return total.hexdigest()

@@ -230,7 +230,7 @@ class RunFolder:
             sync(self.path)
         known = read_identity(self.path)
         content = pack(tensors, about, round_, known.run if known else "", tail.chain, samples)
-        write_atomically(self.checkpoint_file, content)
+        write_atomically(self.checkpoint_file, *content)
 
     def restore(self, samples: str = "") -> Checkpoint:
         """The checkpoint, verified: it is whole, of this run, and of the rounds recorded here."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 FP16_TOP = 65504.0
+RESTORED = 1024
+"""Rows at once."""
 
 
 class Pool:
@@ -81,17 +83,23 @@ class Pool:
                 yield part, torch.from_numpy(np.flatnonzero(here)), torch.from_numpy(rows[here] - first)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, for a checkpoint."""
-        if not self._places:
+        """All of it where it lies, for a checkpoint: keys and their rows, oldest first, and what is in the rows."""
+        if not self._places or self._targets is None:
             return {}
-        x, y = self.take(np.arange(len(self)))
-        return {"keys": torch.tensor(self.keys, device="cpu"), "smashed": x.half(), "targets": y}
+        rows, near = len(self), min(len(self), self._memory_rows)
+        keys, places = (torch.tensor(list(each), device="cpu") for each in (self._places, self._places.values()))
+        parts = {"smashed": self._x[0][:near], "on_disk": self._x[1][: rows - near], "targets": self._targets[:rows]}
+        return {"keys": keys, "rows": places} | {name: part for name, part in parts.items() if len(part)}
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         """The inverse of `tensors`."""
         self.__init__(self.memory_bytes, self.disk_bytes)  # type: ignore[misc]
-        if "keys" in kept:
-            self.add(kept["keys"].tolist(), kept["smashed"].float(), kept["targets"])
+        parts = [kept[name] for name in ("smashed", "on_disk") if name in kept]
+        for at in range(0, len(kept["keys"]) if parts else 0, RESTORED):
+            keys, rows = (kept[name][at : at + RESTORED] for name in ("keys", "rows"))
+            first = len(parts[0])
+            x = torch.stack([parts[0][row] if row < first else parts[1][row - first] for row in rows.tolist()])
+            self.add(keys.tolist(), x, kept["targets"][rows])
 
     def _place(self, key: int) -> int:
         """The row of a key, which is now the youngest."""

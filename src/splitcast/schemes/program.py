@@ -294,6 +294,14 @@ class Scheme:
         """Rounds of the same kind send and compute the same, as far as can be known beforehand."""
         return int(self.syncs(t))
 
+    def pattern(self, t: int) -> tuple[int, ...]:
+        """The kind of a round, and of every format how far its rate has gone."""
+        return (self.kind(t), *(one.phase(t) for one in self.formats()))
+
+    def formats(self) -> tuple[Codec, ...]:
+        """Of all that it sends."""
+        return self.uplink, self.downlink, self.sync
+
     def kept(self) -> dict[str, Tensor]:
         """What the server keeps for the scheme between rounds, for a checkpoint."""
         return {}

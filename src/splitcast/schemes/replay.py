@@ -144,18 +144,18 @@ class Replay(Headed):
         """The server tells all clients the columns of a KLT and a step, those of one message of some of the pool; a
         step of zero: each by itself. ``shape`` (b, *d) is that of their messages."""
         assert isinstance(self.own, Transform)
-        lay = Shape.of(shape)
+        own, lay = self.own.at(clients.place[0]), Shape.of(shape)
         if not lay.klt:
             return
-        link.compute(self.own.work((AGREED, *shape[1:]))[0], clients)
+        link.compute(own.work((AGREED, *shape[1:]))[0], clients)
         columns, step = torch.eye(lay.channels, device="cpu"), 0.0  # on a site, in a plan, or of an empty pool
         if len(self.pool):
             rows = stream(self.seed, "pool", clients.place[0], 1).choice(len(self.pool), AGREED)
-            columns, step = self.own.learned(self.pool.take(rows)[0]) or (columns, step)
+            columns, step = own.learned(self.pool.take(rows)[0]) or (columns, step)
         columns = link.broadcast("columns", columns[None], CODECS["int8"], clients, rows=lay.channels)[0]
         told = link.broadcast("step", torch.tensor([[step]], device="cpu"), CODECS["fp32"], clients)[0]
         self.told = {"columns": columns, "step": told}
-        self.uplink = self.own.alike(columns, float(told))
+        self.uplink = own.alike(columns, float(told))
 
     def send(self, t: int, places: Tensor, clients: Clients, server: Party, link: Link) -> None:
         """Samples at these places of the clients' orders, (K, b) with -1 for none, go up and into the pool."""

@@ -44,6 +44,9 @@ class Split(Scheme):
         self.correction = split.gradient_correction
         self.feature_gradient = codec_of("feature_gradient_codec", split.feature_gradient_codec, self.downlink)
 
+    def formats(self) -> tuple[Codec, ...]:
+        return *super().formats(), self.features, self.feature_gradient
+
     @property
     def mixes(self) -> bool:  # type: ignore[override]
         return self.feedback.mixes_clients

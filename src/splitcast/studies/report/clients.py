@@ -86,7 +86,7 @@ def breakdown(config: Config, records: Sequence[RoundRecord]) -> Breakdown:
         placement, last = mixed or held_at(record.cuts or [record.cut]), before.get(record.round)
         here = formats[record.uplink]
         clients = taking_part(here, placement, record.round)
-        kind = scenario.scheme.at(placement).kind(record.round)
+        kind = scenario.scheme.at(placement).pattern(record.round)
         sent = (placement, record.uplink, last and tuple(last), kind, clients.tobytes(), *sorted(record.kinds.items()))
         if sent not in known:
             moved = _moved(scenario, record)

@@ -157,7 +157,7 @@ def round_seconds(config: Config, cuts: Sequence[int], *, computing_only: bool =
     scenario = scenario_of(config, _model(config.model.arch, config.data.dataset))
     met = scenario.conditions(range(1, len(cuts) + 1))
     placements = [scenario.place(cut) for cut in cuts]
-    rounds = [(place, scenario.scheme.at(place).kind(t)) for t, place in enumerate(placements, 1)]
+    rounds = [(place, scenario.scheme.at(place).pattern(t)) for t, place in enumerate(placements, 1)]
     kinds = list(dict.fromkeys(rounds))
     stages = [scenario.stages(place, rounds.index((place, syncs)) + 1) for place, syncs in kinds]
     if computing_only:
