@@ -140,6 +140,19 @@ def pair_costs():
     return found
 
 
+def test_a_rate_that_changes_is_priced_as_it_is_in_every_round():
+    """Beside a format whose rate does not change, with which all rounds are alike."""
+    cell = with_values(Config(), arch="cnn-small", clients=3, scheme="psl", fading="none", allocation="equal")
+    both = ("transform:100..10B@3", "transform:40B")
+    alone = [
+        CutCosts(scenario_of(with_values(cell, uplink_codec=name))).costs(np.full((4, 3), 1e-9)).cost for name in both
+    ]
+    given = with_values(cell, uplink_choices=both, error_weight=0.0)
+    chosen = CutCosts(scenario_of(given)).costs(np.full((4, 3), 1e-9))
+    assert np.allclose(chosen.cost, np.minimum(*alone), rtol=1e-12)
+    assert chosen.format[:, 0].tolist() == [1, 0, 0, 0]  # 46, 22, 10 and 10 B against 40
+
+
 def test_value_iteration_is_what_brute_force_over_pairs_finds():
     """Expectimax in which a state of the decision is the whole pair, and every next pair is tried."""
     costs = pair_costs()

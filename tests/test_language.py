@@ -570,8 +570,13 @@ def test_a_training_that_does_not_fit_is_refused_with_the_number(tmp_path, capsy
     with pytest.raises(SplitcastError, match=said):
         train(with_values(quick, client_memory_gb=[1, 1, 1e-6]), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(SplitcastError, match=f"at cut 3 it needs {needs[2]:.3g} GB"):
-        train(with_values(enough, policy="greedy"))
+    moving = with_values(enough, policy="random", rounds=12)
+    assert {record.cut for record in train(moving).rounds} == {1, 2}, (
+        "a policy keeps to the cuts that all have room for"
+    )
+    assert {record.cut for record in train(with_values(moving, client_memory_gb=[0, needs[0], 1])).rounds} == {1}
+    with pytest.raises(SplitcastError, match="too little for any cut"):
+        train(with_values(moving, client_memory_gb=[1, 1, 1e-6]))
     with pytest.raises(SystemExit) as stop:
         main(["train", "--arch", "cnn-small", "--client-memory-gb", "1e-6", "--out", str(tmp_path / "run"), "--quiet"])
     lines = capsys.readouterr().err.splitlines()

@@ -153,6 +153,7 @@ def test_a_schedule_goes_from_coarse_to_fine():
 
 def test_expected_sizes_are_stated():
     assert codec("transform:2.5").nbytes((32, 32, 14, 14)) == math.ceil(0.2 * 32 * 6272 / 8)
+    assert codec("transform:25%").nbytes((32, 32, 14, 14)) == 32 * 6272 // 8  # a bit a value
     assert codec("transform:2.5~160B").nbytes((32, 32, 14, 14)) == 32 * 160
     assert codec("transform:5%~9.5B").nbytes((3, 2)) == 25  # the bound
     encode, decode = codec("transform:2.5").work((32, 32, 14, 14))

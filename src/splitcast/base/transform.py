@@ -29,7 +29,8 @@ CODER = 80.0
 PROBES, PROBE = 8.0, 8.0
 """Steps that are tried in a search, and operations of each for a value."""
 EXPECTED_BITS = 0.2
-"""Bits per value that plans expect where only data can tell; about what step 2.5 takes on the paper's CNN at cut 1."""
+"""Bits per value that plans expect of a step, where only data can tell; about what 2.5 takes on the paper's CNN at cut
+1. Of an error e they expect 1/2 log2(1/e), what a white Gaussian takes."""
 RAW = 0
 _TOP = torch.finfo(torch.float32).max
 
@@ -101,7 +102,7 @@ class Transform(Codec):
         return Transform(self.rate, self.name, self.rate.at(t))
 
     def phase(self, t: int) -> int:
-        told = self.rate.by == "bytes" and not self.rate.expected and self.rate.first != self.rate.last
+        told = self.rate.by != "step" and not self.rate.expected and self.rate.first != self.rate.last
         return min(t, self.rate.rounds) if told else 0
 
     def learned(self, x: Tensor) -> tuple[Tensor, float] | None:
@@ -120,8 +121,9 @@ class Transform(Codec):
     def nbytes(self, shape: Sequence[int]) -> int:
         each = self.rate.expected or (self.value if self.rate.by == "bytes" else 0)
         samples, values = shape[0] if shape else 1, math.prod(shape)
-        told = math.ceil(each * samples) if each else math.ceil(EXPECTED_BITS * values / 8)
-        return min(told, self.bound(shape))
+        bits = -0.5 * math.log2(self.value) if self.rate.by == "error" else EXPECTED_BITS
+        told = math.ceil(each * samples if each else bits * values / 8)
+        return min(max(1, told), self.bound(shape))
 
     def bound(self, shape: Sequence[int]) -> int:
         values = math.prod(shape)

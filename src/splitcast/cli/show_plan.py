@@ -12,7 +12,7 @@ from rich.table import Table
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.latency import PARTS
-from splitcast.cost.memory import GB
+from splitcast.cost.memory import GB, least_room
 from splitcast.model.split import SplitModel
 from splitcast.studies.per_client import plan_batches, plan_per_client
 from splitcast.studies.plan import CutPlan, Plan, plan
@@ -170,7 +170,7 @@ def _marked(name: object, row: CutPlan, made: Plan) -> tuple[str, str]:
 
 def _reasons(row: CutPlan, config: Config) -> Iterator[str]:
     """Why a cut may not be taken."""
-    room = min(config.network.client_memory_gb, default=0.0)
+    room = least_room(config.network.client_memory_gb)
     if row.leak:
         yield row.leak
     if room and row.memory.total > room * GB:

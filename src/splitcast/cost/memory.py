@@ -55,6 +55,15 @@ def client_memory(
     return ClientMemory(held, 4 * (state + trained), batch * (kept + 4 * leaving))
 
 
+def least_room(given: Sequence[float]) -> float:
+    """GB of the client that has least, 0 being no limit.
+
+    >>> least_room((0, 4, 2)), least_room(())
+    (2, 0.0)
+    """
+    return min((each for each in given if each), default=0.0)
+
+
 def fitting(
     placements: Sequence[Placement], needs: Sequence[ClientMemory], allowed: Sequence[bool], most_gb: float
 ) -> list[bool]:

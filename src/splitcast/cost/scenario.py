@@ -118,17 +118,6 @@ class Scenario:
         """A round in which this happened."""
         return fold(events, placement, self.work(placement))
 
-    def rhythms(
-        self, placements: Sequence[Placement], rounds: int
-    ) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
-        """Rounds 1..T by their kind: which rounds (T,), and the stages of each placement."""
-        schemes = [self.scheme.at(placement) for placement in placements]
-        kinds = np.array([[scheme.pattern(t) for scheme in schemes] for t in range(1, rounds + 1)])
-        for kind in np.unique(kinds, axis=0):
-            these = (kinds == kind).all((1, 2))
-            t = int(np.flatnonzero(these)[0]) + 1
-            yield these, [self.stages(placement, t) for placement in placements]
-
     def measured(self, placements: Sequence[Placement]) -> dict[int, tuple[str, Leak | None]]:
         """By cut, the format of smashed data and what the strongest attack got of them, None if nobody measured it."""
         net, arch, found = self.config.network, self.config.model.arch, {}
@@ -237,3 +226,16 @@ class RoundClock:
         at = (t - first,)
         compute, air = (spent[at] for spent in self._spent)  # (N,)
         return RoundCost(float(self._timed.seconds[at]), *self._timed.culprit(at), energy_of(compute, air))
+
+
+def rhythms(
+    scenarios: Sequence[Scenario], placements: Sequence[Placement], rounds: int
+) -> Iterator[tuple[NDArray[np.bool_], list[list[Stage]]]]:
+    """Rounds 1..T by what they send and compute: which rounds (T,), and the stages of every placement in each scenario,
+    scenario after scenario."""
+    schemes = [each.scheme.at(placement) for each in scenarios for placement in placements]
+    patterns = [tuple(scheme.pattern(t) for scheme in schemes) for t in range(1, rounds + 1)]
+    for pattern in sorted(set(patterns)):
+        t = patterns.index(pattern) + 1
+        these = np.array([each == pattern for each in patterns])
+        yield these, [each.stages(placement, t) for each in scenarios for placement in placements]

@@ -24,7 +24,7 @@ from splitcast.cost.conditions import Conditions
 from splitcast.cost.deadline import taking_part
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction
-from splitcast.cost.scenario import Scenario
+from splitcast.cost.scenario import Scenario, rhythms
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.cost.varying import Varying, sampled
@@ -74,7 +74,7 @@ class CutCosts:
         self.cuts = tuple(placement.cut for placement in self.placements)
         self.formats = Formats.of(scenario, self.placements)
         self.legal: NDArray[np.bool_] = np.asarray(self.formats.legal.any(0))
-        """(C,): allowed by privacy, modelled and measured, in one of the formats"""
+        """(C,): allowed by privacy, modelled and measured, in one of the formats, and by the memory of clients"""
         self._fraction = np.array([client_fraction(model, placement) for placement in self.placements])
         self.weighted_gamma = net.gamma_weight * gamma_per_cut(net.gamma, self._fraction.tolist())
 
@@ -102,10 +102,8 @@ class CutCosts:
         seconds, down, up = (np.zeros((flat.state.size, *n)) for n in ((formats, count), (), ()))
         step = max(1, _CLIENT_DRAWS // (self.clients * count * formats))
         whole = self._whole_model()
-        rhythms = (each.rhythms(self.placements, lead[-1]) for each in self.formats.scenarios)
-        for alike in zip(*rhythms, strict=True):  # rounds of a kind are the same ones in every format
-            stages = [stages for _, of_format in alike for stages in of_format]
-            who = np.flatnonzero(alike[0][0][rounds - 1])
+        for these, stages in rhythms(self.formats.scenarios, self.placements, lead[-1]):
+            who = np.flatnonzero(these[rounds - 1])
             for part in (who[at : at + step] for at in range(0, len(who), step)):
                 timed = self._seconds([*stages, *whole], flat[part])
                 seconds[part] = timed[:, : len(stages)].reshape(-1, formats, count)

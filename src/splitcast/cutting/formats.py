@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from splitcast.base.config import PolicyConfig
 from splitcast.base.errors import SplitcastError
 from splitcast.cost.cell import Array
+from splitcast.cost.memory import client_memory, fitting, least_room
 from splitcast.cost.scenario import Scenario, none_private
 from splitcast.schemes.choices import schemes_by_format
 from splitcast.training.placement import Placement
@@ -34,18 +35,15 @@ class Formats:
     price_s: Array
     """p e(v, f), (F, C)"""
     legal: NDArray[np.bool_]
-    """pairs that privacy allows, (F, C)"""
+    """pairs that privacy and the memory of clients allow, (F, C)"""
 
     @staticmethod
     def of(scenario: Scenario, placements: Sequence[Placement]) -> "Formats":
         """Those of a configuration."""
         policy, schemes = scenario.config.policy, schemes_by_format(scenario.config)
         scenarios = tuple(scenario.sending(name, scheme) for name, scheme in schemes.items()) or (scenario,)
-        legal = np.array([each.private(placements) for each in scenarios])
-        if not legal.any():
-            raise none_private([each.leaking(placements) for each in scenarios])
         price = policy.error_weight * errors_of(policy, len(scenarios), len(placements))
-        return Formats(tuple(schemes) or ("",), scenarios, price, legal)
+        return Formats(tuple(schemes) or ("",), scenarios, price, allowed(scenarios, placements))
 
     def best(self, seconds: Array) -> tuple[Array, NDArray[np.int64]]:
         """min_f l + p e over the legal formats of every cut, or over all if none is, and which it is; seconds
@@ -54,6 +52,19 @@ class Formats:
         which = np.where(open_, seconds + self.price_s, np.inf).argmin(-2)
         cost = np.take_along_axis(seconds + self.price_s, which[..., None, :], -2)[..., 0, :]
         return cost, which
+
+
+def allowed(scenarios: Sequence[Scenario], placements: Sequence[Placement]) -> NDArray[np.bool_]:
+    """Which placements are private and fit into the memory of all clients, in each scenario (F, C); one must."""
+    private, first = [each.private(placements) for each in scenarios], scenarios[0]
+    some = [any(each) for each in zip(*private, strict=True)]
+    if not any(some):
+        raise none_private([each.leaking(placements) for each in scenarios])
+    train, room = first.config.train, least_room(first.config.network.client_memory_gb)
+    if not room:
+        return np.array(private)
+    needs = [client_memory(first.model, p, first.optimiser, train.batch, recompute=train.recompute) for p in placements]
+    return np.array(private) & np.array(fitting(placements, needs, some, room))
 
 
 def errors_of(policy: PolicyConfig, formats: int, cuts: int) -> Array:

@@ -23,11 +23,9 @@ from splitcast.training.placement import Placed
 
 
 def reachable(config: Config, engine: Engine, clock: RoundClock) -> Sequence[Placed]:
-    """Where blocks may be in a run; assignments keep to the memory of every client by themselves."""
-    if period(config.policy.policy):
-        return []
-    moves = fixed_cut(config.policy.policy, config.split.cuts[0]) is None
-    return clock.scenario.placements() if moves else [engine.state.placement]
+    """Where blocks are if nobody moves them; policies and assignments keep to the memory of clients by themselves."""
+    moves = period(config.policy.policy) or fixed_cut(config.policy.policy, config.split.cuts[0]) is None
+    return [] if moves else [engine.state.placement]
 
 
 def make_clock(config: Config, engine: Engine) -> RoundClock:

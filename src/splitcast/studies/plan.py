@@ -19,14 +19,14 @@ from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, round_seconds, time_rounds
 from splitcast.cost.latency import PARTS, RoundTime
 from splitcast.cost.leakage import read_leakage
-from splitcast.cost.memory import ClientMemory, client_memory, fitting
+from splitcast.cost.memory import ClientMemory, client_memory
 from splitcast.cost.objective import gamma_per_cut, round_cost
 from splitcast.cost.privacy import client_fraction, privacy
-from splitcast.cost.scenario import Scenario, none_private
+from splitcast.cost.scenario import Scenario, rhythms
 from splitcast.cost.stages import Stage
 from splitcast.cost.trace import Trace
 from splitcast.cutting.auto import open_cut
-from splitcast.cutting.formats import Formats
+from splitcast.cutting.formats import Formats, allowed
 from splitcast.data import NAMES
 from splitcast.model import make_model
 from splitcast.model.split import SplitModel
@@ -159,8 +159,8 @@ def plan(config: Config, draws: int = 100, model: SplitModel | None = None, clas
     else:
         scenarios = [scenario, *_other_formats(scenario, model, classes)]
         prices = np.zeros((len(scenarios), len(scenario.placements())))
-    allowed = _allowed(scenarios)
-    rows = [cut_plans(*each) for each in zip(scenarios, [draws] * len(scenarios), allowed, prices, strict=True)]
+    legal = allowed(scenarios, scenario.placements()).tolist()
+    rows = [cut_plans(*each) for each in zip(scenarios, [draws] * len(scenarios), legal, prices, strict=True)]
     pairs = [row for each in rows for row in each]
     chosen = min((k for k, row in enumerate(pairs) if row.allowed), key=lambda k: pairs[k].objective)
     best, scenario = pairs[chosen], scenarios[chosen // len(rows[0])]
@@ -198,19 +198,6 @@ def _is_format(name: str) -> bool:
         return False
 
 
-def _allowed(scenarios: Sequence[Scenario]) -> list[list[bool]]:
-    """Which cuts of each are private and fit into the memory of a client; one at least must."""
-    first = scenarios[0]
-    placements, train = first.placements(), first.config.train
-    private = [each.private(placements) for each in scenarios]
-    some = [any(each) for each in zip(*private, strict=True)]
-    if not any(some):
-        raise none_private([each.leaking(placements) for each in scenarios])
-    needs = [client_memory(first.model, p, first.optimiser, train.batch, recompute=train.recompute) for p in placements]
-    fits = fitting(placements, needs, some, min(first.config.network.client_memory_gb, default=0.0))
-    return [[good and room for good, room in zip(each, fits, strict=True)] for each in private]
-
-
 def scenario_of(config: Config, model: SplitModel | None = None, classes: int | None = None) -> Scenario:
     """The scenario a configuration describes; data of your own are loaded for the shape of a sample."""
     config = open_cut(config)
@@ -225,8 +212,8 @@ def scenario_of(config: Config, model: SplitModel | None = None, classes: int | 
     return Scenario.of(config, model, make_task(config.model.task, classes))
 
 
-def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool], price_s: Array | float = 0.0) -> list[CutPlan]:
-    """Every cut, averaged over the first ``draws`` rounds; ``allowed`` says which may be taken, ``price_s`` (C,) what
+def cut_plans(scenario: Scenario, draws: int, legal: Sequence[bool], price_s: Array | float = 0.0) -> list[CutPlan]:
+    """Every cut, averaged over the first ``draws`` rounds; ``legal`` says which may be taken, ``price_s`` (C,) what
     the error of the format is worth there."""
     model, net = scenario.model, scenario.config.network
     train, optimiser = scenario.config.train, scenario.optimiser
@@ -239,7 +226,7 @@ def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool], price_s: 
     met = scenario.conditions(range(1, draws + 1))
     loads, parts, joules = (np.zeros((len(cuts), n)) for n in (len(LOADS), len(PARTS), scenario.cell.clients))
     seconds, equal = np.zeros((len(cuts), draws)), np.zeros((len(cuts), draws))
-    for these, rounds in scenario.rhythms(placements, draws):
+    for these, rounds in rhythms([scenario], placements, draws):
         mine = met[these]
         share = len(mine.state) / draws
         loads += share * np.array([_loads(stages) for stages in rounds])
@@ -255,7 +242,7 @@ def cut_plans(scenario: Scenario, draws: int, allowed: Sequence[bool], price_s: 
         CutPlan(
             cut=cut,
             privacy=private[k],
-            allowed=allowed[k],
+            allowed=legal[k],
             memory=needs[k],
             **dict(zip(LOADS, loads[k].tolist(), strict=True)),
             energy_j=float(joules[k].sum()),
