@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -123,12 +123,13 @@ def measured(kits: Path, config: Config, out: Path) -> dict[str, float]:
 def main(folder: str = "shaped") -> None:
     """Every scheme and rate."""
     here = Path(folder)
-    try:
-        with namespaces(), TemporaryDirectory() as temporary:
-            rows = table(Path(temporary))
-    except OSError as error:
-        print(f"shaped links are skipped: {error}")
-        return
+    with ExitStack() as made:
+        try:
+            made.enter_context(namespaces())
+        except OSError as error:
+            print(f"shaped links are skipped: {error}")
+            return
+        rows = table(Path(made.enter_context(TemporaryDirectory())))
     here.mkdir(parents=True, exist_ok=True)
     with (here / "shaped.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

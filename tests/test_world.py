@@ -94,6 +94,37 @@ def test_who_walks_stays_in_the_disc_and_strides_as_fast_as_told():
     assert distance[100:].mean() < 0.9 * 2 / 3 * 200
 
 
+@pytest.mark.parametrize("stride", [50.0, 3e4])
+def test_a_walk_begins_as_it_goes_on(stride):
+    """Where 20,000 are in the first round and where they are in the fifth have the same law; with long strides too."""
+    walk = Waypoint(np.full(20_000, 100.0), 10.0, 200.0, stride_m=stride)
+    distance = [np.sort(walk.value(one)[0]) for one in sampled(walk, np.random.default_rng(0), 1, 5)]
+    assert distance[0].mean() == pytest.approx(distance[4].mean(), rel=0.02)
+    assert np.abs(distance[0] - distance[4]).max() < 6  # quantile by quantile
+
+
+def test_a_stride_goes_on_beyond_the_point_that_was_aimed_at():
+    """Ways between points of a disc are 128 R / 45π long in the mean, so that one in 181 m / 50 m strides ends one."""
+    walk = Waypoint(np.full(4000, 100.0), 1e-3, 200.0, stride_m=50.0)
+    aims = np.stack(sampled(walk, np.random.default_rng(0), 1, 60))[:, 0, :, 2:]
+    ended = (np.abs(np.diff(aims, axis=0)).max(-1) > 0).mean()
+    assert ended == pytest.approx(50 / (128 * 200 / (45 * np.pi)), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("network", "world", "words"),
+    [
+        ({"shadowing_db": 8.0}, {"path_loss": "uma"}, "shadowing_db: 8, but uma has shadows of its own"),
+        ({"distance_m": (100.0,)}, {"walk_m_per_s": 1.0}, "distance_m: given, but with walk_m_per_s"),
+        ({"distance_m": (6000.0,)}, {"path_loss": "umi"}, "distance_m: 6000, but umi holds up to 5000 m"),
+        ({"radius_m": 9000.0}, {"path_loss": "umi", "walk_m_per_s": 1.0}, "distance_m: 9000, but umi holds"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(network, world, words):
+    with pytest.raises(SplitcastError, match=words):
+        channel(NetworkConfig(**network), 3, 0, WorldConfig(**world))
+
+
 @pytest.mark.parametrize(
     ("cell", "distance", "los", "nlos", "sight"),
     [

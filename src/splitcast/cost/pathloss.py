@@ -17,7 +17,7 @@ from splitcast.cost.cell import Array
 
 LIGHT_M_PER_S = 3e8
 TERMINAL_M = 1.5
-NEAREST_M = 10.0
+NEAREST_M, FARTHEST_M = 10.0, 5000.0
 """Closer than this a 3GPP loss is that of 10 m."""
 
 

@@ -16,6 +16,8 @@ State = NDArray[Any]
 Rng = np.random.Generator
 PATHS = 32
 """Plane waves of Clarke's model."""
+MIXED = 100.0
+"""Radii after which it does not matter where one was."""
 
 
 class Process(Protocol):
@@ -159,10 +161,12 @@ class OnOff:
 
 @dataclass(frozen=True)
 class Waypoint:
-    """Random waypoint (Johnson and Maltz 1996): walk to a point of the disc, then choose another one.
+    """Random waypoint (Johnson and Maltz 1996): walk to a point of the disc, then at once on to another one.
 
     Points are uniform over the ring r0 ≤ d ≤ R at any angle; the value is the distance from the server, at least r0.
-    The state is (x, y) and the point aimed at. Who does not move stays at the distances given.
+    The state is (x, y) and the point aimed at. In the long run one is anywhere, evenly, on a way from A to B whose
+    density is that of two points times |AB| (Navidi and Camp, IEEE Trans. Mobile Computing 2004); so it begins. Who
+    does not move stays at the distances given.
     """
 
     distance_m: Array
@@ -177,17 +181,30 @@ class Waypoint:
         if not self.stride_m:
             there = np.broadcast_to(self.distance_m, shape)
             return np.stack([there, *np.zeros((3, *shape))], axis=-1)
-        return np.concatenate([self._points(rng, shape), self._points(rng, shape)], axis=-1)
+        begun, aim = self._points(rng, shape), self._points(rng, shape)
+        short = np.ones(shape, dtype=np.bool_)
+        while short.any():  # ways are kept with a chance of |AB| / 2R
+            count = int(short.sum())
+            begun[short], aim[short] = self._points(rng, (count,)), self._points(rng, (count,))
+            far = np.linalg.norm(aim - begun, axis=-1)
+            short &= 2 * self.outer_m * rng.random(shape) > far
+        return np.concatenate([begun + rng.random((*shape, 1)) * (aim - begun), aim], axis=-1)
 
     def step(self, state: State, rng: Rng) -> State:
         if not self.stride_m:
             return state
+        if self.stride_m > MIXED * self.outer_m:
+            return self.start(rng, state.shape[:-2])
         here, aim = np.split(state, 2, axis=-1)
-        way = aim - here
-        left = np.linalg.norm(way, axis=-1, keepdims=True)
-        arrived = left <= self.stride_m
-        there = np.where(arrived, aim, here + way * (self.stride_m / np.maximum(left, 1e-9)))
-        return np.concatenate([there, np.where(arrived, self._points(rng, state.shape[:-1]), aim)], axis=-1)
+        left = np.full((*state.shape[:-1], 1), self.stride_m)
+        while (left > 0).any():
+            way = aim - here
+            far = np.linalg.norm(way, axis=-1, keepdims=True)
+            arrived, walked = far <= left, np.minimum(far, left)
+            here = np.where(arrived, aim, here + way * (walked / np.maximum(far, 1e-9)))
+            aim = np.where(arrived, self._points(rng, state.shape[:-1]), aim)
+            left = left - walked
+        return np.concatenate([here, aim], axis=-1)
 
     def _points(self, rng: Rng, shape: tuple[int, ...]) -> Array:
         radius = np.sqrt(self.inner_m**2 + rng.random(shape) * (self.outer_m**2 - self.inner_m**2))

@@ -18,7 +18,7 @@ from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.seeds import stream
 from splitcast.cost.cell import SHADOWING, Array
 from splitcast.cost.conditions import Conditions
-from splitcast.cost.pathloss import PATH_LOSSES, URBAN, path_gain
+from splitcast.cost.pathloss import FARTHEST_M, PATH_LOSSES, URBAN, path_gain
 from splitcast.cost.processes import Clarke, GaussMarkov, NoFading, OnOff, Process, Rng, State, Waypoint, bessel_j0
 
 FADINGS = ("block", "gauss-markov", "jakes", "none")
@@ -128,6 +128,20 @@ def varying(network: NetworkConfig, world: WorldConfig, distance_m: Array, seed:
     walk = Waypoint(distance_m, network.min_distance_m, network.radius_m, world.walk_m_per_s * world.interval_s)
     if walk.stride_m and walk.inner_m > walk.outer_m:
         raise SplitcastError(f"min_distance_m: {walk.inner_m:g} is beyond radius_m, {walk.outer_m:g}")
+    if walk.stride_m and network.distance_m:
+        raise SplitcastError(
+            "distance_m: given, but with walk_m_per_s clients are where they walk; leave one of them out"
+        )
+    if world.path_loss in URBAN:
+        if network.shadowing_db:
+            raise SplitcastError(
+                f"shadowing_db: {network.shadowing_db:g}, but {world.path_loss} has shadows of its own"
+            )
+        if (farthest := max(walk.outer_m if walk.stride_m else 0.0, float(distance_m.max()))) > FARTHEST_M:
+            raise SplitcastError(
+                f"distance_m: {farthest:g}, but {world.path_loss} holds up to {FARTHEST_M:g} m; "
+                "give distance_m, or a smaller radius_m"
+            )
 
     def mean_gain(distance: Array) -> Array:
         if one_of("path_loss", world.path_loss, PATH_LOSSES) == "paper":

@@ -64,7 +64,7 @@ def allowed(scenarios: Sequence[Scenario], placements: Sequence[Placement]) -> N
     if not room:
         return np.array(private)
     needs = [client_memory(first.model, p, first.optimiser, train.batch, recompute=train.recompute) for p in placements]
-    return np.array(private) & np.array(fitting(placements, needs, some, room))
+    return np.logical_and(private, fitting(placements, needs, some, room))
 
 
 def errors_of(policy: PolicyConfig, formats: int, cuts: int) -> Array:
