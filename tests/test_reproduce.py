@@ -325,9 +325,9 @@ def judged(tmp_path, told):
 @pytest.mark.parametrize(
     ("alone", "fading", "expected"),
     [
-        ((103.0, 104.0, 105.0), (130.0, 131.0, 132.0), "holds"),  # three of four scenarios
+        ((103.0, 104.0, 105.0), (130.0, 131.0, 132.0), "holds"),  # four of five scenarios
         ((103.0, 109.0, 112.0), (130.0, 131.0, 132.0), "ties"),  # 8 ± 11 %: within 10 % in the mean only
-        ((103.0, 109.0, 112.0), (104.0, 104.0, 104.0), "holds"),  # the three others
+        ((103.0, 109.0, 112.0), (104.0, 104.0, 104.0), "holds"),  # the four others
         ((130.0, 131.0, 132.0), (130.0, 131.0, 132.0), "does not hold"),
     ],
 )

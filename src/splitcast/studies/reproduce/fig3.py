@@ -2,8 +2,6 @@
 
 from itertools import pairwise
 
-import numpy as np
-
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy, accuracy_rows, finals, panels
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread
@@ -21,7 +19,6 @@ def draw(study: Study) -> Drawn:
     rounds = study.base.train.rounds
     sfl, *by_cut = (finals(runs) for runs in series.values())
     listed = ", ".join(spread(values) for values in by_cut)
-    near = abs(np.mean(by_cut[0]) - 95) <= 2 and abs(np.mean(by_cut[-1]) - 82) <= 2
     claims = [
         Claim(
             "SFL outperforms SFL-GA in rounds",
@@ -33,12 +30,17 @@ def draw(study: Study) -> Drawn:
             f"{listed} % for v=1..4",
             all_of(larger(a, b) for a, b in pairwise(by_cut)),
         ),
-        Claim(
-            "about 95 % at v=1, about 82 % at v=4 after 100 rounds (MNIST)",
-            f"{spread(by_cut[0])} % and {spread(by_cut[-1])} % after {rounds} rounds on {study.name}",
-            larger(by_cut[0], by_cut[-1], size=bool(near)),
-        ),
     ]
+    if study.of_digits:
+        off = [abs(a - there) for every, there in ((by_cut[0], 95), (by_cut[-1], 82)) for a in every]
+        claims.append(
+            Claim(
+                "about 95 % at v=1, about 82 % at v=4 after 100 rounds (MNIST)",
+                f"{spread(by_cut[0])} % and {spread(by_cut[-1])} % after {rounds} rounds; about is within 2 points, "
+                "with every seed",
+                larger(by_cut[0], by_cut[-1], size=max(off) <= 2),
+            )
+        )
     caption = (
         "The paper draws test accuracy over 100 rounds for SFL and for SFL-GA at each cut: SFL on top, SFL-GA lower "
         "the deeper the cut. Here: the same, mean and range over seeds."

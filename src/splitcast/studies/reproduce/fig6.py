@@ -17,7 +17,7 @@ from splitcast.studies.curves import COLOURS, band, looks
 from splitcast.studies.learn import make_cut_costs
 from splitcast.studies.reproduce.draw import Claim, Drawn, accuracy_rows, costs_to, label_accuracy, panels, reached
 from splitcast.studies.reproduce.study import Runs, Study, round_seconds
-from splitcast.studies.reproduce.verdicts import all_of, larger, spread
+from splitcast.studies.reproduce.verdicts import all_of, larger, larger_by, spread
 
 WORKLOADS = ("profiled", "paper")
 ALLOCATIONS = ("optimal", "equal")
@@ -58,7 +58,7 @@ def draw(study: Study) -> Drawn:
                 f"seconds to {100 * target:.0f} %: "
                 + ", ".join(f"{a} {spread(mine, 0)} against {spread(other, 0)}" for a, (other, mine) in pairs.items())
                 + "; much is a third less",
-                all_of(larger(other, mine, size=sum(mine) <= sum(other) * 2 / 3) for other, mine in pairs.values()),
+                all_of(larger_by(other, mine, 2 / 3) for other, mine in pairs.values()),
             )
         )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=7, fontsize=9)

@@ -10,16 +10,18 @@ from splitcast.studies.reproduce.verdicts import larger, most_of, spread
 
 SMALL: dict[str, Any] = {"scheme": "psl", "arch": "cnn-small", "client_flops_per_s": 2e7, "gamma_weight": 0.0}
 BLOCKED: dict[str, Any] = {"blockage": "common", "blockage_db": 35.0, "clear_rounds": 20.0, "blocked_rounds": 5.0}
+DEAR: dict[str, Any] = SMALL | BLOCKED | {"fading": "none", "arch": "cnn", "client_flops_per_s": 1e8, "batch": 16}
+"""Blocks of the paper's CNN take longer to send than a round: whoever follows short blockages pays for it twice, and
+whoever waits for a round that pays for the move by itself misses long ones."""
 SCENARIOS: dict[str, dict[str, Any]] = {
     "all blocked,\nmoves cheap": SMALL | BLOCKED | {"fading": "none"},
-    "all blocked,\nmoves dear": SMALL
-    | BLOCKED
-    | {"fading": "none", "arch": "cnn", "client_flops_per_s": 1e8, "batch": 16},
+    "for long,\nmoves dear": DEAR,
+    "for short,\nmoves dear": DEAR | {"blocked_rounds": 2.5, "clear_rounds": 8.0},
     "each blocked,\nmoves cheap": SMALL | BLOCKED | {"fading": "none", "blockage": "each", "clients": 4},
     "fading alone": SMALL,
 }
 SHOWN = ("lookahead", "rollout", "ddqn", "myopic", "greedy")
-NEAR = 0.1
+NEAR, MANY = 0.1, 4
 
 
 def draw(study: Study) -> Drawn:
@@ -63,9 +65,9 @@ def draw(study: Study) -> Drawn:
     }
     claims = [
         Claim(
-            "ours: a DDQN is within 10 % of the lookahead policy in at least 3 of 4 scenarios",
+            f"ours: a DDQN is within 10 % of the lookahead policy in at least {MANY} of {len(SCENARIOS)} scenarios",
             ", ".join(f"{name.replace(chr(10), ' ')} {spread(gap)} %" for name, gap in gaps.items()) + " above",
-            most_of([larger([100 * NEAR] * len(gap), gap) for gap in gaps.values()], 3),
+            most_of([larger([100 * NEAR] * len(gap), gap) for gap in gaps.values()], MANY),
         )
     ]
     caption = (

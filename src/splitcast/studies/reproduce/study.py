@@ -57,6 +57,11 @@ class Study:
         return data.dataset if data.partition == "iid" else f"{data.dataset}-{data.partition}"
 
     @property
+    def of_digits(self) -> bool:
+        """Whether figures that the paper gives for MNIST can be compared."""
+        return self.base.data.dataset.startswith("mnist")
+
+    @property
     def long_rounds(self) -> int:
         """Rounds of trainings that are to reach an accuracy; a quick study cannot afford more than the usual."""
         return self.base.train.rounds * (2 if self.full else 1)

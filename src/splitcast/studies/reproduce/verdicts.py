@@ -52,6 +52,15 @@ def larger(these: Values, those: Values, *, size: bool = True) -> Verdict:
     return verdict(mean > 0, size)
 
 
+def larger_by(these: Values, those: Values, share: float) -> Verdict:
+    """Whether a ``share`` of these is still larger than those; if only all of these are, in order, not in size.
+
+    >>> larger_by([3.0, 3.1], [1.0, 1.1], 0.5), larger_by([3.0, 3.1], [2.0, 2.1], 0.5)
+    ('holds', 'holds in order, not in size')
+    """
+    return larger(these, those, size=larger(share * np.asarray(these, dtype=np.float64), those) == "holds")
+
+
 def all_of(verdicts: Iterable[Verdict]) -> Verdict:
     """A claim of several parts is as good as its weakest."""
     return min(verdicts, key=_WEAKEST.index)
