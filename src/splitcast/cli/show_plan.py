@@ -79,7 +79,8 @@ def run_per_client(config: Config, draws: int, model: SplitModel | None, as_json
     Console().print(
         f"{made.scheme}: mean of {made.draws} rounds, {net.bandwidth_hz / 1e6:g} MHz",
         table,
-        f"round {made.seconds:.4g} s and {made.energy_j:.4g} J, {made.most_j:.4g} J at most of a client",
+        f"round {made.seconds:.4g} s (median {made.median_s:.4g}, 95 % {made.p95_s:.4g}) and {made.energy_j:.4g} J, "
+        f"{made.most_j:.4g} J at most of a client",
         f"{weighed}, at least {made.lower_bound_s:.4g} s whatever the cuts (gap {made.gap:.2%})",
         common + (f", {made.gain:.3g} times as much" if made.common_cut else ""),
         f"to train it: --cut {','.join(str(cut) for cut in made.cuts)}" if len(made.cuts) <= 100 else "",
@@ -152,12 +153,11 @@ def privacy_table(made: Plan) -> Table:
 
 def format_table(made: Plan) -> Table:
     """Every cut in every format to choose from."""
-    table = _table("formats", "cut", "format", "Mbit up", "mean s", "cost")
+    table = _table("formats", "cut", "format", "Mbit up", "mean s", "median", "p95", "cost")
     for row in sorted(made.pairs, key=lambda row: row.cut):
         name, style = _marked(row.cut, row, made)
-        table.add_row(
-            name, row.codec, f"{row.up_bits / 1e6:,.2f}", f"{row.latency_s:.3f}", f"{row.objective:.3f}", style=style
-        )
+        seconds = [f"{x:.3f}" for x in (row.latency_s, row.median_s, row.p95_s, row.objective)]
+        table.add_row(name, row.codec, f"{row.up_bits / 1e6:,.2f}", *seconds, style=style)
     return table
 
 

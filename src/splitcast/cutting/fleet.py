@@ -99,12 +99,20 @@ def allowed(scenario: Scenario) -> NDArray[np.bool_]:
 def mean_round(
     scenario: Scenario, placed: Placed, met: Conditions, allocator: Allocator | None = None
 ) -> tuple[float, Array]:
-    """Seconds, and joules of each client (N,), of a mean round that meets this (D, N); client halves are averaged as
+    """Seconds, and joules of each client (N,), of a mean round, as `every_round` has them."""
+    seconds, joules = every_round(scenario, placed, met, allocator)
+    return float(seconds.mean()), joules.mean(0)
+
+
+def every_round(
+    scenario: Scenario, placed: Placed, met: Conditions, allocator: Allocator | None = None
+) -> tuple[Array, Array]:
+    """Seconds (D,), and joules of each client (D, N), of rounds that meet this (D, N); client halves are averaged as
     often as the scheme does. By default bandwidth, server and what else has a price are shared as is best."""
     shared = allocator or (scenario.allocator if scenario.config.network.energy_weight else allocate)
     (clock,) = time_rounds([_cycle(scenario, placed)], scenario.cell, met, shared)
     rounds = max(1, scenario.scheme.sync_every)
-    return float(clock.seconds.mean()) / rounds, np.add(*clock.spent_j(scenario.cell.clients)).mean(0) / rounds
+    return clock.seconds / rounds, np.add(*clock.spent_j(scenario.cell.clients)) / rounds
 
 
 def _cycle(scenario: Scenario, placed: Placed) -> list[Stage]:

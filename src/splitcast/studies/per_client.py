@@ -11,7 +11,7 @@ from splitcast.cost.cell import Array
 from splitcast.cost.clock import ALLOCATORS, time_rounds
 from splitcast.cost.conditions import Conditions
 from splitcast.cost.scenario import Scenario
-from splitcast.cutting.fleet import FleetPlanner, mean_round, refuse_choices
+from splitcast.cutting.fleet import FleetPlanner, every_round, mean_round, refuse_choices
 from splitcast.model.split import SplitModel
 from splitcast.schemes.schemes import placed
 from splitcast.studies.plan import scenario_of
@@ -27,6 +27,9 @@ class PerClientPlan:
     cuts: list[int]
     seconds: float
     """mean round"""
+    median_s: float
+    p95_s: float
+    """of the rounds"""
     energy_j: float
     """of all clients in a mean round"""
     most_j: float
@@ -65,15 +68,17 @@ def plan_per_client(config: Config, draws: int = 4, model: SplitModel | None = N
     planner, met = FleetPlanner(scenario), _met(scenario, draws)
     found = planner.best(met)
     chosen = [planner.placements[k] for k in found.cuts]
-    seconds, joules = mean_round(scenario, planner.fleet(found), met)
+    seconds, joules = every_round(scenario, planner.fleet(found), met)
     common = planner.placements[found.common].cut if found.common >= 0 else 0
     return PerClientPlan(
         scheme=scenario.scheme.name,
         draws=draws,
         cuts=[place.cut for place in chosen],
-        seconds=seconds,
-        energy_j=float(joules.sum()),
-        most_j=float(joules.max()),
+        seconds=float(seconds.mean()),
+        median_s=float(np.median(seconds)),
+        p95_s=float(np.quantile(seconds, 0.95)),
+        energy_j=float(joules.mean(0).sum()),
+        most_j=float(joules.mean(0).max()),
         objective=found.seconds,
         lower_bound_s=found.lower_bound_s,
         gap=found.gap,
