@@ -136,7 +136,7 @@ class Told(Study):
 
     def run(self, **values):
         asked.append(values)
-        if values["lr"] > 0.04:
+        if values["lr"] < 0.01:
             raise SplitcastError("loss: no longer a number")
         quick = values.get("local_steps", 1) == 4
         return [record(1, 0.5), record(2, 0.99 if quick else 0.91, megabytes=2.0 + values["seed"])]
@@ -202,10 +202,20 @@ def test_methods_with_a_pool_send_every_sample_once(tmp_path):
     assert values["sfl-replay.steps"] == 20 and "local_steps" not in values
 
 
+def test_steps_at_home_are_many_and_one_batch_of_them_goes_up():
+    known = methods()
+    sage = Setting(0.02, 0.9, 4).values(known["fsl-sage"])
+    assert sage["local_steps"] == sage["fsl-sage.every"] == sage["fsl-sage.align_every"] == 20
+    assert Setting(0.02, 0.9, 1).values(known["cse-fsl"])["cse-fsl.every"] == 5
+    assert Setting(0.02, 0.9, 4).values(known["fl"]) == {"lr": 0.02, "momentum": 0.9, "local_steps": 20}
+    assert Setting(0.02, 0.9, 4).values(known["sfl"])["local_steps"] == 4
+    assert Setting(0.02, 0.9, 4).values(known["ampere"]) == {"lr": 0.02, "momentum": 0.9, "ampere.steps": 80}
+
+
 @pytest.mark.parametrize("dataset", study_of_bytes.TARGETS)
 def test_all_methods_can_be_trained_and_first_layers_learn_where_they_must(dataset):
     for method in methods(dataset).values():
-        scheme = make_scheme(with_values(Config(), **method.values, **Setting(0.02, 0.9, 4).values(method.pooled)))
+        scheme = make_scheme(with_values(Config(), **method.values, **Setting(0.02, 0.9, 4).values(method)))
         assert not method.alone or (not scheme.fresh(method.alone) and scheme.fresh(method.alone + 1))
     values = methods(dataset)[POOL].values
     assert (values.get("sfl-replay.learn") == "local") == (not dataset.startswith("mnist"))

@@ -77,18 +77,20 @@ class Setting:
     momentum: float
     often: int
 
-    def values(self, pooled: str) -> dict[str, Any]:
-        """As configuration; ``pooled`` is the section of a scheme that trains on a pool."""
-        often = {f"{pooled}.steps": POOL_STEPS[self.often]} if pooled else {"local_steps": self.often}
-        return {"lr": self.lr, "momentum": self.momentum, **often}
+    def values(self, method: "Method") -> dict[str, Any]:
+        """As configuration of a method."""
+        count = (POOL_STEPS if method.pooled else HOME_STEPS if method.at_home else {}).get(self.often, self.often)
+        steps = (f"{method.pooled}.steps",) if method.pooled else ("local_steps", *method.at_home[1:])
+        return {"lr": self.lr, "momentum": self.momentum} | dict.fromkeys(steps, count)
 
 
-POOL_STEPS = {1: 20, 4: 80}
-"""The server's steps in a round, where others take so many local steps."""
+POOL_STEPS, HOME_STEPS = {1: 20, 4: 80}, {1: 5, 4: 20}
+"""The server's steps on a pool in a round, and the local steps of those that cost no bytes, where others take so many
+local steps."""
 DECAY = 5e-4
 """Of the weights, for those that train on a pool."""
 USUAL = Setting(0.02, 0.9, 1)
-SEARCH = (USUAL, Setting(0.02, 0.0, 1), Setting(0.05, 0.9, 1), Setting(0.02, 0.9, 4))
+SEARCH = (USUAL, Setting(0.02, 0.0, 1), Setting(0.005, 0.9, 1), Setting(0.02, 0.9, 4))
 
 
 @dataclass(frozen=True)
@@ -101,11 +103,18 @@ class Method:
     """rounds before the first upload"""
     samples: int = 0
     """of each client, once; 0: all"""
+    at_home: tuple[str, ...] = ()
+    """of a method whose local steps send nothing by themselves: `local_steps`, and what is as many"""
 
 
 def _sfl(up: str, down: str) -> Method:
     corrected = {"gradient_correction": CORRECTED[up]} if up in CORRECTED else {}
     return Method({"scheme": "sfl", "uplink_codec": up, "downlink_codec": down, **corrected})
+
+
+def _at_home(scheme: str, *as_many: str, **values: Any) -> Method:
+    """Clients step by themselves, and once in a round something is sent; their momentum stays with them."""
+    return Method({"scheme": scheme, "optimizer_state": "local", **values}, at_home=("local_steps", *as_many))
 
 
 def _pooled(scheme: str, changed: str, values: Mapping[str, Any], alone: int = 0, samples: int = 0) -> Method:
@@ -120,13 +129,13 @@ def methods(dataset: str = "mnist", *, small: bool = False) -> dict[str, Method]
     maps, pixels = CHANGED.get(dataset, ("", ""))
     return {
         "sfl": Method({"scheme": "sfl"}),
-        "fl": Method({"scheme": "fl"}),
-        "fl, int8": Method({"scheme": "fl", "sync_codec": "int8"}),
+        "fl": _at_home("fl"),
+        "fl, int8": _at_home("fl", sync_codec="int8"),
         **{f"sfl, {name}": _sfl(name, name) for name in ("int8", "int4", "int2")},
         **{f"sfl, {name.partition(':')[0]}": _sfl(name, down) for name, down in CODED.items()},
         "sfl-gb": Method({"scheme": "sfl-gb"}),
-        "cse-fsl": Method({"scheme": "cse-fsl"}),
-        "fsl-sage": Method({"scheme": "fsl-sage"}),
+        "cse-fsl": _at_home("cse-fsl", "cse-fsl.every"),
+        "fsl-sage": _at_home("fsl-sage", "fsl-sage.every", "fsl-sage.align_every"),
         "ampere": _pooled("ampere", maps, LEARNED | {"ampere.device_rounds": ALONE}, ALONE, 640),
         STEPS: Method({"scheme": "sfl-tc"}),
         POOL: _pooled("sfl-replay", maps, learned, ALONE if learned else 0),
@@ -185,11 +194,11 @@ def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
     for setting in settings if len(settings) > 1 else ():
         try:
             first = {"rounds": _rounds(study, method, 1), "seed": study.seeds[0]}
-            tried[setting] = study.run(**first, **common, **setting.values(method.pooled))
+            tried[setting] = study.run(**first, **common, **setting.values(method))
         except SplitcastError:  # the loss is no longer a number
             continue
     best = min(tried, key=lambda setting: _worth(tried[setting], targets[0]), default=settings[0])
-    own = {**common, **best.values(method.pooled)}
+    own = {**common, **best.values(method)}
     runs: Runs = []
     for seed in study.seeds:
         runs.append(_trained(study, method, targets[-1], seed=seed, **own))
