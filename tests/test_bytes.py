@@ -74,6 +74,13 @@ def test_colours_keep_their_places():
         assert torch.allclose(images(kind).decode(images(kind).encode(shifted), shifted.shape), shifted, atol=1e-4)
 
 
+def test_gzip_ends_where_its_images_do(digits):
+    payload = images("Gzip").encode(digits)
+    for spoiled in (torch.cat([payload, payload[:1]]), payload[:-1]):
+        with pytest.raises(SplitcastError):
+            images("Gzip").decode(spoiled, digits.shape)
+
+
 @pytest.mark.parametrize("kind", ["Gzip", "Png", "Jpeg"])
 @pytest.mark.parametrize("spoil", [lambda p: p[:4], lambda p: p[:40], lambda p: p[:8], lambda p: p.flip(0)])
 def test_what_is_no_image_is_refused(kind, spoil, digits):

@@ -13,16 +13,19 @@ import torch
 from fuzz.core import Finding, Subject, attempt, expect, one_line
 from fuzz.settings import spoiled_toml
 from fuzz.values import odd
-from splitcast.base.config import SECTIONS
+from splitcast.base.config import SECTIONS, with_values
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.remote import site
 from splitcast.remote.wire import Refused
 from splitcast.schemes.messages import Ledger
+from splitcast.schemes.replay import LEARNING
 from test_federation import SCHEMES, Wired, federation, flat, rows, settings
 
 CLIENTS = 3
 CODECS = ["auto", "auto", "fp32", "fp16", "int8", "int2", "transform:1", "rotated:4", "lloyd:2+outliers"]
 CODECS += ["randtopk:20%", "c3sl:2", "fedlite:49,5", "splitfc:1/2"]
+OTHERS = ["local-loss", "cse-fsl", "fsl-sage", "ampere", "splitfed-v2", "sglr"]
+"""Schemes that are asked with their usual settings."""
 VALID = {
     "seconds": lambda v: type(v) in (int, float) and 0 <= v <= 1e6,
     "loss": lambda v: type(v) in (int, float) and math.isfinite(v) and abs(v) <= 1e30,
@@ -33,13 +36,22 @@ VALID = {
 
 def a_config(rng, clients=CLIENTS, **values):
     """A training with any scheme."""
-    scheme = rng.choice(SCHEMES)
+    scheme = rng.choice([*SCHEMES, "sfl-tc", "sfl-replay", "sfl-replay", *OTHERS])
     values |= {"local_steps": rng.choice([1, 1, 2]), "momentum": rng.choice([0.0, 0.5]), "batch": 2}
-    if scheme not in ("fl", "sl"):
+    if scheme not in ("fl", "sl", "sfl-replay", *OTHERS):
         values |= {"sync_every": rng.choice([-1, 0, 1, 2]), "cut": rng.choice([1, 2])}
-    if scheme not in ("fl",) and rng.random() < 0.5:
+    if scheme not in ("fl", *OTHERS) and rng.random() < 0.5:
         values |= {"uplink_codec": rng.choice(CODECS), "downlink_codec": rng.choice(CODECS)}
-    return settings(scheme, clients=clients, **values)
+    if scheme in ("sfl", "sfl-tc", "sfl-replay") and rng.random() < 0.3:
+        values |= {"sync_codec": rng.choice(["int8", "int4"])}
+    made = settings(scheme, clients=clients, **values)
+    if scheme == "sfl-replay":
+        own = {"samples": rng.choice([2, 4, 8]), "steps": 2, "minibatch": 4, "learn": rng.choice(LEARNING)}
+        own |= {"stale": 0.01, "checks": 2} if rng.random() < 0.5 else {}
+        made = with_values(made, **{f"sfl-replay.{name}": value for name, value in own.items()})
+    if scheme == "ampere":
+        made = with_values(made, **{"ampere.samples": 4, "ampere.steps": 2, "ampere.device_rounds": rng.choice([1, 2])})
+    return made
 
 
 def spoiled_message(rng, message):
@@ -142,7 +154,7 @@ class Servers(Subject):
         self._check(fed, honest, liar, lies, fed.sites.named_failures())
         for t in range(1, rng.choice([3, 4])):
             ledger = Ledger()
-            if rng.random() < 0.4:
+            if rng.random() < 0.4 and not fed.scheme.fixed_cut and config.split.scheme in SCHEMES:
                 move(fed, rng.choice([1, 2, 3]), ledger, t)
             report = fed.round(t, ledger)
             self._check(fed, honest, liar, lies, report.measured.failures)

@@ -30,7 +30,7 @@ After the design of image coders (JPEG; Karhunen-Loève over channels as in JPEG
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -47,6 +47,8 @@ VECTORS = 8
 """Vectors per channel that a KLT needs to be worth its columns."""
 CHANNELS = 256
 """Most channels of a KLT."""
+KEPT = 64
+"""Tables of layouts at hand; what a sender claims chooses among them."""
 GROUP = 16
 """Least levels of a group."""
 FINE = 32.0
@@ -190,7 +192,7 @@ def _turned(rows: Tensor, lay: Shape, *, forward: bool) -> Tensor:
     return (across @ rows.view(-1, lay.width, lay.samples)).view(-1, lay.places)
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _dct(n: int) -> Tensor:
     """The orthonormal DCT-II, (n, n)."""
     k, i = torch.arange(n, device="cpu")[:, None], torch.arange(n, device="cpu")[None]
@@ -208,7 +210,7 @@ class Rings(NamedTuple):
     """how many are in each group of a channel"""
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def _rings(lay: Shape) -> Rings:
     ring = np.maximum(*np.indices((lay.height, lay.width))).flatten()
     order, counts = np.argsort(ring, kind="stable"), [0]
@@ -219,7 +221,7 @@ def _rings(lay: Shape) -> Rings:
     return Rings(order, np.argsort(order), tuple(counts))
 
 
-@cache
+@lru_cache(maxsize=KEPT)
 def group_sizes(lay: Shape, channels: int) -> Integers:
     """Sizes of the groups of levels of so many channels."""
     each = lay.samples * np.array(_rings(lay).counts, np.int32)

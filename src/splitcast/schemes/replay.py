@@ -176,9 +176,10 @@ class Replay(Headed):
         self, clients: Clients, places: Mapping[int, Tensor], x: Values, y: Values, features: Tensor | None
     ) -> None:
         """What came up, in the pool; what went up, in the memory of those who know it has arrived."""
+        came, told = x.whole(), y.whole()  # before who is left is asked: who sends what it must not is out
         rows = [self.batch] * len(clients.ids) if clients.rows is None else clients.rows
         where_of = {n: places[n][:count] for n, count in zip(clients.ids, rows, strict=True)}
-        for (n, where), one, targets in zip(where_of.items(), x.whole(), y.whole(), strict=True):
+        for (n, where), one, targets in zip(where_of.items(), came, told, strict=True):
             if not one.is_meta:
                 self.pool.add((n * self.memory.places + where).tolist(), one[: len(where)], targets[: len(where)])
         if features is not None and not features.is_meta:

@@ -140,6 +140,7 @@ class Places(Codec):
             or numbers[0] != count - 1
             or count - 1 > len(found)
             or bool((numbers[1:] >= self.total).any())
+            or len(set(numbers[1:].tolist())) < count - 1
         ):
             raise SplitcastError("has places that cannot be")
         found[: count - 1] = numbers[1:]

@@ -107,11 +107,12 @@ class Gzip(Images):
 
     def unpacked(self, data: bytes, shape: Sequence[int]) -> Pixels:
         size = math.prod(shape)
+        reader, plain = zlib.decompressobj(), b""
         try:
-            plain = zlib.decompressobj().decompress(data, size)
+            plain = reader.decompress(data, size) + reader.decompress(reader.unconsumed_tail, 1)
         except zlib.error:
             plain = b""
-        if len(plain) != size:
+        if len(plain) != size or not reader.eof or reader.unused_data:
             raise SplitcastError("is not what gzip makes of such images")
         return np.frombuffer(plain, np.uint8).reshape(*shape)
 
