@@ -265,7 +265,9 @@ def test_a_sketch_tells_how_far_features_moved():
     assert torch.allclose(few.tensors()["moved/0"], exact)
 
 
-@pytest.mark.parametrize("data", [b"", b"\1", b"\1\0\0", b"\2\0\1\0", b"\1\0\54\1", b"\3\0\0\0\1\0\2\0"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\1", b"\1\0\0", b"\2\0\1\0", b"\1\0\54\1", b"\2\0\7\0\7\0", b"\3\0\0\0\1\0\2\0"]
+)
 def test_places_that_nobody_sends_are_refused(data):
     payload = torch.tensor(list(data), dtype=torch.uint8)
     with pytest.raises(SplitcastError):

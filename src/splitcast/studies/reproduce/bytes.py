@@ -170,9 +170,9 @@ def draw(study: Study) -> Drawn:
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     settings = SEARCH if study.full else SEARCH[:1]
     caption = (
-        "Not in the paper. Accuracy against all bytes on the air, mean over seeds up to where the first is at the last "
-        f"target. Every method has the best of {len(settings)} setting{'s' if len(settings) > 1 else ''} on seed "
-        f"{study.seeds[0]} and ends once it has sent {BUDGET:g} times all images. "
+        "Not in the paper. Accuracy against all bytes on the air, mean and range over seeds up to where the first is "
+        f"at the last target. Every method has the best of {len(settings)} setting{'s' if len(settings) > 1 else ''} "
+        f"on seed {study.seeds[0]} and ends once it has sent {BUDGET:g} times all images. "
         "The line is all training images, gzipped."
     )
     return Drawn(caption, rows, figure, judged(how, name, found, whole))
@@ -282,6 +282,9 @@ def curves(axis: Axes, found: Mapping[str, Found], title: str) -> None:
         x, y = (np.mean([curve[part][:least] for curve in each], axis=0).tolist() for part in (0, 1))
         line(axis, k, x, y, name, every=max(1, least // 6))
         axis.lines[-1].set(linewidth=3.0 if name.startswith("ours") else 1.1, markersize=4)
+        seeds = [curve[1][:least] for curve in each]
+        colour = axis.lines[-1].get_color()
+        axis.fill_between(x, np.min(seeds, axis=0), np.max(seeds, axis=0), color=colour, alpha=0.12, linewidth=0)
     log_scale(axis)
     label_accuracy(axis, "MB")
     axis.set_title(title)
