@@ -152,6 +152,19 @@ def test_the_papers_setting_is_within_two_per_cent_of_the_optimum(epsilon):
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_blockages_that_end_soon_are_not_followed():
+    """A move costs more than a short blockage: what may come has to be weighed by its chance, not by its median."""
+    cell = {"blockage": "common", "blockage_db": 35.0, "blocked_rounds": 2.5, "clear_rounds": 8.0, "fading": "none"}
+    config = with_values(
+        Config(), scheme="psl", batch=16, client_flops_per_s=1e8, gamma_weight=0.0, rounds=100, dataset="mnist", **cell
+    )
+    found = learn_policy(config, LearnConfig(episodes=200, explore_episodes=60))
+    ddqn, greedy, lookahead = (found.row(name).cost for name in ("ddqn", "greedy", "lookahead"))
+    assert ddqn < 1.1 * lookahead < 0.9 * greedy
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_with_moves_charged_it_beats_greedy_which_ignores_them():
     learned = learn_policy(with_values(Config(), workload="paper", epsilon=1e-4, rounds=40), LearnConfig())
     assert learned.row("clairvoyant").cost <= learned.row("ddqn").cost < 0.95 * learned.row("greedy").cost
