@@ -36,7 +36,8 @@ SHORT = 3  # the other classes
 @pytest.mark.parametrize("share", [0.1, pytest.param(1.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_random_cases_have_no_findings(tmp_path, name, share):
-    outcome = run_cases(SUBJECTS[name](tmp_path), seed=20, seconds=share * SECONDS.get(name, SHORT), least=20)
+    least = 60 if name == "folder" else 20  # of folders nine in ten cases are told
+    outcome = run_cases(SUBJECTS[name](tmp_path), seed=20, seconds=share * SECONDS.get(name, SHORT), least=least)
     assert not outcome.findings, "\n".join(outcome.lines())
     assert outcome.cases >= 20 and len(outcome.words) > 1  # neither all refused nor all taken
 

@@ -98,7 +98,7 @@ class Pool:
         for at in range(0, len(kept["keys"]) if parts else 0, RESTORED):
             keys, rows = (kept[name][at : at + RESTORED] for name in ("keys", "rows"))
             first = len(parts[0])
-            x = torch.stack([parts[0][row] if row < first else parts[1][row - first] for row in rows.tolist()])
+            x = torch.stack([parts[0][row] if row < first else parts[-1][row - first] for row in rows.tolist()])
             self.add(keys.tolist(), x, kept["targets"][rows])
 
     def _place(self, key: int) -> int:
