@@ -97,8 +97,9 @@ class Pool:
         parts = [kept[name] for name in ("smashed", "on_disk") if name in kept]
         for at in range(0, len(kept["keys"]) if parts else 0, RESTORED):
             keys, rows = (kept[name][at : at + RESTORED] for name in ("keys", "rows"))
-            first = len(parts[0])
-            x = torch.stack([parts[0][row] if row < first else parts[-1][row - first] for row in rows.tolist()])
+            near, first = parts[0], len(parts[0])
+            here, there = near[rows.clamp(max=first - 1)], parts[-1][(rows - first).clamp(min=0)]
+            x = torch.where((rows < first).view(-1, *[1] * (near.dim() - 1)), here, there)
             self.add(keys.tolist(), x, kept["targets"][rows])
 
     def _place(self, key: int) -> int:
