@@ -10,8 +10,7 @@ What makes Q precise enough to tell cuts apart whose costs differ by a few per c
 - the last layer starts at the median of each cut, so that penalties and constant parts need not be learned;
 - the Huber loss, because in deep fades a round takes a thousand times as long as usual. Without a discount a round's
   cost is known from what is seen, and it is linear beyond σ. With one, Q is a mean over what may come, of which a loss
-  that is linear so soon finds the median: rare blockages would count for nothing. Then it is quadratic up to 20 σ, and
-  a round counts with 30 σ at most;
+  that is linear so soon finds the median: rare blockages would count for nothing. It is quadratic up to 15 σ then;
 - a learning rate that falls to zero.
 """
 
@@ -50,8 +49,8 @@ FACTS = {
 """Metadata of a policy's file, and what they look like."""
 HEADER_BYTES = 100_000
 FILE_BYTES = 2**31
-LINEAR_BEYOND, MOST_REWARD = 20.0, 30.0
-"""Scaled, where there is a discount: errors of returns beyond which the loss is linear, and the size of a reward."""
+LINEAR_BEYOND = 15.0
+"""Scaled errors of returns, where there is a discount."""
 OnEpisodes = Callable[[int, float], None]
 
 
@@ -257,8 +256,7 @@ def learn(
             for group in adam.param_groups:
                 group["lr"] = settings.learning_rate * (1 - steps / ((batches - 1) * rounds))
             s, a, r, after = replay.sample(rng, settings.minibatch)
-            scaled = ((r - centre) / scale).float()
-            y = bootstrapped(online, target, scaled.clamp(-MOST_REWARD, MOST_REWARD) if gamma else scaled, after, gamma)
+            y = bootstrapped(online, target, ((r - centre) / scale).float(), after, gamma)
             loss = F.huber_loss(online(s).gather(1, a[:, None])[:, 0], y, delta=LINEAR_BEYOND if gamma else 1.0)
             adam.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
