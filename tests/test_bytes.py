@@ -14,20 +14,8 @@ from splitcast.run.loop import train
 from splitcast.run.parts import make_simulator, resolved
 from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.reproduce import bytes as study_of_bytes
-from splitcast.studies.reproduce.bytes import (
-    BUDGET,
-    POOL,
-    SEARCH,
-    STEPS,
-    Found,
-    Method,
-    Setting,
-    judged,
-    methods,
-    row,
-    search,
-    sized,
-)
+from splitcast.studies.reproduce.bytes import BUDGET, Found, judged, row, search, sized
+from splitcast.studies.reproduce.methods import POOL, SEARCH, STEPS, Method, Setting, methods
 from splitcast.studies.reproduce.study import Study
 from test_federation import IMAGES, Wired, difference, federation
 from test_reproduce import TINY, record
