@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from splitcast.studies.curves import COLOURS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, panels
 from splitcast.studies.reproduce.study import Study
 from splitcast.studies.reproduce.verdicts import larger, most_of, spread
@@ -52,7 +53,7 @@ def draw(study: Study) -> Drawn:
     every = [*SHOWN, "best fixed cut"]
     for k, policy in enumerate(every):
         heights = [float(np.mean(found[policy])) for found in above.values()]
-        axis.bar(np.arange(len(above)) + 0.13 * (k - 2.5), heights, 0.12, label=policy)
+        axis.bar(np.arange(len(above)) + 0.13 * (k - 2.5), heights, 0.12, label=policy, color=COLOURS[k])
     axis.set_xticks(range(len(above)), list(above), fontsize=8)
     axis.set_yscale("symlog", linthresh=1)
     axis.set_ylabel("above the clairvoyant (%)")
