@@ -15,7 +15,7 @@ from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
-from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, rate, settings, text
+from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, methods, rate, settings, text
 from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
@@ -92,8 +92,10 @@ def drawn(tmp_path_factory):
     """Figures of one study for all tests of this module; the lengths of the rate and of bytes are short ones."""
     here = study(tmp_path_factory.mktemp("reproduce"), Small)
     with pytest.MonkeyPatch.context() as patch:
-        for name, few in {"PARTS": 2, "POOL_STEPS": {1: 2, 4: 4}, "ALONE": 2, "SAMPLED": 64}.items():
+        for name, few in {"PARTS": 2, "SAMPLED": 64}.items():
             patch.setattr(bytes_, name, few)
+        for name, few in {"POOL_STEPS": {1: 2, 4: 4}, "ALONE": 2}.items():
+            patch.setattr(methods, name, few)
         patch.setattr(rate, "USUAL", {"rounds": 4, "clients": 5, "local_steps": 1})
         patch.setattr(rate, "AXES", {axis: (field, (1, 2, 4)) for axis, (field, _) in rate.AXES.items()})
         yield here, Figures(here)
