@@ -15,7 +15,7 @@ from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
-from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, methods, rate, settings, text
+from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, methods, parts, rate, settings, text
 from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
@@ -30,6 +30,7 @@ LENGTHY = (
     "rate",
     "basis",
     "ablation",
+    "parts",
     "fleet",
     "waiting",
     "scalability",
@@ -305,6 +306,31 @@ def test_the_bytes_of_basis_are_judged_seed_by_seed(sent, expected):
     assert claim.verdict == expected
     never = basis._claim("IID", {"sfl-gb": [*ours[:2], [record(1, 0.1)]], "sfl": theirs, "sfl-ga": theirs}, 0.9)
     assert never.measured == "1 of 3 seeds of sfl-gb are not there in 1 rounds" and never.verdict == "ties"
+
+
+class Chained(Study):
+    """A study in which every part has its own MB, a seed 10 % more than the one before, and takes two rounds."""
+
+    def run(self, **values):
+        sizes = [60.0, 40.0, 20.0, 10.0, *self.last]
+        which = [{"scheme": "sfl"}, *parts.PARTS.values()]
+        megabytes = sizes[which.index({key: values[key] for key in values if key not in ("seed", "rounds", "stop_at")})]
+        return [record(1, 0.5, megabytes / 2), record(2, 0.9, megabytes / 2 * 1.1 ** values["seed"])]
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [((8.0, 4.0, 1.0), "holds"), ((8.0, 9.0, 1.0), "does not hold"), ((8.0, 8.0, 1.0), "ties")],
+)
+def test_a_part_that_saves_nothing_is_seen(tmp_path, last, expected):
+    made = Chained(TINY, (0, 1, 2), tmp_path, full=True, target=0.9)
+    object.__setattr__(made, "last", last)
+    drawn = FIGURES["parts"](made)
+    assert [claim.verdict for claim in drawn.claims] == [expected]
+    assert "sfl 63.1 ± " in drawn.claims[0].measured, "30 and the mean of 30, 33 and 36.3"
+    first = drawn.rows[0]
+    assert (first["there"], first["rounds"], first["MB_least"]) == (3, 2.0, 60.0)
+    assert first["MB_most"] == pytest.approx(66.3)
 
 
 class Judged(Study):

@@ -162,8 +162,8 @@ class ReproduceOptions:
     shared; a reproduction that was stopped goes on where it was."""
 
     figures: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """fig3 fig4 fig5 fig6 fig7 fig8 scalability rate settings; of ours basis depth bandwidth ablation privacy bytes
-    policies blockage formats per-client fleet waiting text text-home; or all (but texts)."""
+    """fig3 fig4 fig5 fig6 fig7 fig8 scalability rate settings; of ours basis depth bandwidth ablation parts privacy
+    bytes policies blockage formats per-client fleet waiting text text-home; or all (but texts)."""
     dataset: str = ""
     """With --full: mnist (the default), fashion-mnist or cifar10."""
     partition: str = "iid"

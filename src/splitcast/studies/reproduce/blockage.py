@@ -21,6 +21,7 @@ CELL: dict[str, Any] = {
     "lr": 0.05,
     "client_flops_per_s": 2e7,  # of a microcontroller: deep cuts are dear to compute, as shallow ones are to send
     "gamma_weight": 0.0,  # psl learns as well at every cut
+    "eval_every": 5,
 }
 BLOCKED: dict[str, Any] = {"fading": "none", "blockage": "common", "blockage_db": 35.0, "clear_rounds": 10.0}
 WORLDS: dict[str, dict[str, Any]] = {
@@ -30,13 +31,15 @@ WORLDS: dict[str, dict[str, Any]] = {
 CUTS = (1, 2, 3, 4)
 POLICIES = ("lookahead", "myopic")
 SOONER = 1.5
+LENGTH = 3
+"""Trainings are so many times as long as usual: blockages come every 15 rounds, and few of them tell little."""
 
 
 def draw(study: Study) -> Drawn:
     figure, axes = panels(len(WORLDS))
     rows, claims = [], []
     for axis, (name, world) in zip(axes, WORLDS.items(), strict=True):
-        values = CELL | world | {"rounds": 2 * study.base.train.rounds}
+        values = CELL | world | {"rounds": LENGTH * study.base.train.rounds}
         series: dict[str, Runs] = {f"fixed cut {cut}": _fixed(study, values, cut) for cut in CUTS}
         series |= {policy: study.runs(**values, policy=policy) for policy in POLICIES}
         accuracy(axis, series, "seconds")
