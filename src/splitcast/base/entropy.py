@@ -52,16 +52,16 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     changes, steps = _told(spoken.classes)
     heads = [_class_of(part) for part in (changes, steps)]
     coder = ans.stack.AnsCoder()
-    of_level = spoken.classes[spoken.group]
-    by_class = np.argsort(of_level, kind="stable")
-    ends = np.cumsum(np.bincount(of_level, minlength=_LAST + 1))
-    for own in reversed(_by_class(spoken.classes, sizes)):
+    order = _Order.of(spoken.classes, sizes)
+    places = spoken.at + (order.before - order.first)[order.rank[spoken.group]]
+    by_class = np.argsort(spoken.classes[spoken.group].astype(np.int8), kind="stable")  # as int8: a radix sort
+    places, values = places[by_class], spoken.values[by_class]
+    for own in reversed(order.classes()):
         if own.kind <= _SPARSE:
-            mine = by_class[ends[own.kind - 1] : ends[own.kind]]
-            at = own.inside(spoken.at[mine], spoken.group[mine])
-            _push_sparse(coder, own.kind, at, spoken.values[mine], own.total)
+            here = slice(*np.searchsorted(places, (own.start, own.stop)))
+            _push_sparse(coder, own.kind, places[here] - own.start, values[here], own.stop - own.start)
         else:
-            _push(coder, own.kind, levels[own.places()])
+            _push(coder, own.kind, levels[order.places(own)])
     for kind, part in zip(reversed(heads), (steps, changes), strict=True):
         _push(coder, kind, part)
     words: bytes = coder.get_compressed().astype("<u4").tobytes()
@@ -81,13 +81,17 @@ def decoded(stream: bytes, sizes: Integers) -> Integers:
     classes[~silent] = _ONE + np.cumsum(_pop(coder, stream[1], int((~silent).sum())), dtype=np.int64)
     if classes[~silent].size and not 1 <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
         raise SplitcastError("code stream: has a scale that does not exist")
-    levels = np.zeros(int(sizes.sum()), np.int32)
-    for own in _by_class(classes, sizes):
+    levels, order = np.zeros(int(sizes.sum()), np.int32), _Order.of(classes, sizes)
+    sparse: list[tuple[NDArray[np.int64], Integers]] = []
+    for own in order.classes():
         if own.kind <= _SPARSE:
-            at, values = _pop_sparse(coder, own.kind, own.total)
-            levels[own.outside(at)] = values
+            at, values = _pop_sparse(coder, own.kind, own.stop - own.start)
+            sparse.append((at + own.start, values))
         else:
-            levels[own.places()] = _pop(coder, own.kind, own.total)
+            levels[order.places(own)] = _pop(coder, own.kind, own.stop - own.start)
+    if sparse:
+        at, values = (np.concatenate(each) for each in zip(*sparse, strict=True))
+        levels[order.outside(at)] = values
     if not coder.is_empty():
         raise SplitcastError("code stream: is longer than what it holds")
     return levels
@@ -113,7 +117,7 @@ class _Spoken(NamedTuple):
 
     @staticmethod
     def of(levels: Integers, sizes: NDArray[Any]) -> "_Spoken":
-        at = np.flatnonzero(levels)
+        at = np.flatnonzero(levels != 0)  # twice as fast as without the comparison
         values = levels[at]
         first = np.searchsorted(at, np.cumsum(sizes) - sizes)
         count = np.diff(first, append=len(at))
@@ -153,48 +157,56 @@ def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
 
 
 class _Class(NamedTuple):
-    """The groups of a class, one behind the other."""
+    """Groups of one class, one behind the other."""
 
     kind: int
-    groups: NDArray[np.intp]
+    groups: slice
+    """in the order of classes"""
+    start: int
+    """of their levels, in that order"""
+    stop: int
+
+
+class _Order(NamedTuple):
+    """Groups in the order of their classes: how levels are coded."""
+
+    counts: NDArray[np.intp]
+    """groups of every class"""
+    rank: NDArray[np.intp]
+    """where each group is in that order; all below are in it"""
     sizes: NDArray[Any]
     first: NDArray[np.int64]
-    """where each begins among all levels"""
+    """where each begins among all levels as they are"""
     before: NDArray[np.int64]
-    """where it begins among those of the class"""
-    total: int
-    """levels of the class"""
+    """and in the order of classes"""
 
-    def places(self) -> NDArray[np.int64]:
-        """Of all its levels."""
-        return np.repeat(self.first - self.before, self.sizes) + np.arange(self.total)
+    @staticmethod
+    def of(classes: NDArray[np.int64], sizes: NDArray[Any]) -> "_Order":
+        order = np.argsort(classes.astype(np.int8), kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        own, starts = sizes[order], (np.cumsum(sizes, dtype=np.int64) - sizes)[order]
+        return _Order(np.bincount(classes, minlength=1), rank, own, starts, np.cumsum(own, dtype=np.int64) - own)
 
-    def inside(self, at: NDArray[Any], group: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Places among all levels, in these groups, as places in the class."""
-        k = np.searchsorted(self.groups, group)
-        places: NDArray[np.int64] = at + (self.before - self.first)[k]
-        return places
+    def classes(self) -> list[_Class]:
+        """Every class but the silent one."""
+        last, found = np.cumsum(self.counts).tolist(), []
+        for kind in (np.flatnonzero(self.counts[1:]) + 1).tolist():
+            groups = slice(last[kind - 1], last[kind])
+            stop = int(self.before[groups.stop - 1] + self.sizes[groups.stop - 1])
+            found.append(_Class(kind, groups, int(self.before[groups.start]), stop))
+        return found
+
+    def places(self, own: _Class) -> NDArray[np.int64]:
+        """Of all levels of a class, as they are."""
+        shifts = self.first[own.groups] - self.before[own.groups]
+        return np.repeat(shifts, self.sizes[own.groups]) + np.arange(own.start, own.stop)
 
     def outside(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The inverse of `inside`."""
+        """Places in the order of classes as they are."""
         k = np.searchsorted(self.before, at, side="right") - 1
         places: NDArray[np.int64] = at + (self.first - self.before)[k]
         return places
-
-
-def _by_class(classes: NDArray[np.int64], sizes: NDArray[Any]) -> list[_Class]:
-    """Every class but the silent one."""
-    order = np.argsort(classes, kind="stable")
-    own, starts = sizes[order], (np.cumsum(sizes, dtype=np.int64) - sizes)[order]
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(own, dtype=np.int64)])
-    count = np.bincount(classes, minlength=1)
-    last, found = np.cumsum(count), []
-    for c in np.flatnonzero(count[1:]) + 1:
-        here = slice(last[c - 1], last[c])
-        before = ends[here] - ends[here.start]
-        total = int(ends[here.stop] - ends[here.start])
-        found.append(_Class(int(c), order[here], own[here], starts[here], before, total))
-    return found
 
 
 def _push(coder: Any, kind: int, levels: Integers) -> None:

@@ -2,7 +2,9 @@
 
 The network has made 100 steps of SGD on embedded MNIST, so that its features are features of something. Bytes are those
 packed, per sample of a batch of 32; the error is the squared one, relative to the energy of what is sent. Encoding and
-decoding of all clients' messages at cut 1 are timed beside a round of SFL, in seconds of the processor.
+decoding of all clients' messages at cut 1 are timed beside a round of SFL, in seconds of the processor, and so is all
+that a round of `sfl-tc` codes at every cut: smashed data of all clients, directions once, which all of them decode, and
+client halves there and back, of which every second round has some where halves are averaged as often.
 """
 
 import time
@@ -24,6 +26,10 @@ from splitcast.data import load
 from splitcast.engine.simulator import Simulator
 from splitcast.model import build
 from splitcast.model.split import SplitModel
+from splitcast.schemes.basis import factorise
+from splitcast.schemes.feedback import Basis
+from splitcast.schemes.schemes import SflTc
+from splitcast.training.differences import as_rows
 from splitcast.training.task import Classification
 
 CLIENTS, BATCH, STEPS = 10, 32, 100
@@ -45,9 +51,16 @@ def codecs(repeats: int) -> list[Row]:
         smashed = _features(model, images, cut)
         for each in made:
             rows += _sent(each, smashed, cut)
-        if cut == model.cuts[0]:
-            rows += _timed(made, smashed, model, data.train_x, data.train_y, repeats)
-    return rows
+    turns: dict[str, Callable[[], object]] = {}
+    smashed = _features(model, images, 1)
+    for each in made:
+        turns[f"cut1.{each.name}"] = partial(_there_and_back, each, smashed)
+    often = {}
+    for cut in model.cuts:
+        scheme = SflTc(with_values(Config(), scheme="sfl-tc", cut=cut))
+        often[f"cut{cut}.sfl-tc.halves"] = 1 / scheme.sync_every
+        turns |= _coded(scheme, model, images, data.train_y[: CLIENTS * BATCH], cut)
+    return rows + _timed(turns, often, model, data.train_x, data.train_y, repeats)
 
 
 def _sent(each: Codec, smashed: Tensor, cut: int) -> list[Row]:
@@ -62,25 +75,58 @@ def _sent(each: Codec, smashed: Tensor, cut: int) -> list[Row]:
     ]
 
 
-def _timed(made: list[Codec], smashed: Tensor, model: SplitModel, x: Tensor, y: Tensor, repeats: int) -> list[Row]:
-    """Seconds of all clients' messages, packed and unpacked, beside a round of SFL."""
+def _coded(scheme: SflTc, model: SplitModel, images: Tensor, y: Tensor, cut: int) -> dict[str, Callable[[], object]]:
+    """What a round of a scheme codes and decodes."""
+    smashed = _features(model, images, cut)
+    flat = smashed.flatten(0, 1).requires_grad_()
+    (grads,) = torch.autograd.grad(F.cross_entropy(nn.Sequential(*model.blocks[cut:])(flat), y), flat)
+    assert isinstance(scheme.feedback, Basis)
+    found = factorise(grads.flatten(1), torch.full((len(grads),), 1 / len(grads)), scheme.feedback.rank)
+    half = torch.randn(model.profile()[cut - 1].client_parameters, generator=torch.Generator().manual_seed(0))
+    return {
+        f"cut{cut}.sfl-tc.smashed": partial(_there_and_back, scheme.uplink, smashed.detach()),
+        f"cut{cut}.sfl-tc.directions": partial(_to_all, scheme.downlink, found.basis.view(-1, *grads.shape[1:])),
+        f"cut{cut}.sfl-tc.halves": partial(_averaged, scheme.sync, as_rows(half)),
+    }
+
+
+def _timed(
+    turns: dict[str, Callable[[], object]],
+    often: dict[str, float],
+    model: SplitModel,
+    x: Tensor,
+    y: Tensor,
+    repeats: int,
+) -> list[Row]:
+    """Seconds of each, if not in every round so ``often``, beside a round of SFL."""
     config = with_values(Config(), scheme="sfl", clients=CLIENTS, batch=BATCH, lr=LR)
     parts = np.split(np.arange(2 * CLIENTS * BATCH), CLIENTS)
-    turns: dict[str, Callable[[], object]] = {
-        "sfl": partial(Simulator(config, model, Classification(CLASSES), x, y, parts).round, 1)
-    }
-    for each in made:
-        turns[each.name] = partial(_there_and_back, each, smashed)
-    seconds = interleaved_medians(turns, repeats, "formats", time.process_time)
+    whole = partial(Simulator(config, model, Classification(CLASSES), x, y, parts).round, 1)
+    seconds = interleaved_medians({"sfl": whole, **turns}, repeats, "formats", time.process_time)
     sfl = seconds.pop("sfl")
     return [Row("codecs.sfl", 1e3 * sfl, "ms")] + [
-        Row(f"codecs.cut1.{name}.time", 100 * value / sfl, "% of an sfl round") for name, value in seconds.items()
+        Row(f"codecs.{name}.time", 100 * often.get(name, 1.0) * value / sfl, "% of an sfl round")
+        for name, value in seconds.items()
     ]
 
 
 def _there_and_back(each: Codec, smashed: Tensor) -> None:
     for one in smashed:
         each.decode(each.encode(one), one.shape)
+
+
+def _to_all(each: Codec, message: Tensor) -> None:
+    """A broadcast, decoded by all clients."""
+    payload = each.encode(message)
+    for _ in range(CLIENTS):
+        each.decode(payload, message.shape)
+
+
+def _averaged(each: Codec, half: Tensor) -> None:
+    """Halves of all clients, and the average back."""
+    for _ in range(CLIENTS):
+        each.decode(each.encode(half), half.shape)
+    _to_all(each, half)
 
 
 def _trained(x: Tensor, y: Tensor) -> SplitModel:
