@@ -15,7 +15,7 @@ from splitcast.cli.main import main
 from splitcast.run.loop import train
 from splitcast.run.parts import load_data, make_simulator
 from splitcast.run.records import RoundRecord, RunFolder
-from splitcast.studies.reproduce import FIGURES, TEXTS, basis, claims, methods, parts, rate, settings, text
+from splitcast.studies.reproduce import FIGURES, TEXTS, basis, blockage, claims, methods, parts, rate, settings, text
 from splitcast.studies.reproduce import bytes as bytes_
 from splitcast.studies.reproduce.draw import reached, to_target
 from splitcast.studies.reproduce.study import Study, name_of, round_seconds
@@ -331,6 +331,34 @@ def test_a_part_that_saves_nothing_is_seen(tmp_path, last, expected):
     first = drawn.rows[0]
     assert (first["there"], first["rounds"], first["MB_least"]) == (3, 2.0, 60.0)
     assert first["MB_most"] == pytest.approx(66.3)
+
+
+class Moving(Study):
+    """A study whose policies take so many seconds with each seed."""
+
+    def run(self, **values):
+        seconds = self.seconds[values["seed"]] if "policy" in values else 99.0
+        return [record(1, 0.5, seconds=seconds), record(2, 0.9, seconds=seconds)]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((5.0, 5.0, 5.2), ["holds", "holds"]),  # 2.0 times as fast as cut 1, which takes 10 s
+        ((8.0, 8.0, 8.2), ["does not hold", "holds"]),  # 1.24
+        ((4.0, 6.0, 8.0), ["ties", "ties"]),  # 1.81 ± 1.57
+    ],
+)
+def test_a_moving_cut_is_judged_beside_the_best_fixed_one(tmp_path, monkeypatch, seconds, expected):
+    monkeypatch.setattr(
+        blockage, "priced", lambda records, config: [replace(r, latency_s=10.0 * r.cut) for r in records]
+    )
+    made = Moving(TINY, (0, 1, 2), tmp_path, full=True)
+    object.__setattr__(made, "seconds", seconds)
+    claims = FIGURES["blockage"](made).claims
+    assert [claim.verdict for claim in claims] == expected
+    assert all(claim.measured.endswith("times as fast as fixed cut 1") for claim in claims)
+    assert all("fixed cut 3 60 ± 0 s" in claim.measured for claim in claims)
 
 
 class Judged(Study):
