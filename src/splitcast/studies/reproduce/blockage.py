@@ -38,7 +38,7 @@ def draw(study: Study) -> Drawn:
     figure, axes = panels(len(WORLDS))
     rows, claims = [], []
     for axis, (name, world) in zip(axes, WORLDS.items(), strict=True):
-        values = CELL | world | {"rounds": 2 * study.base.train.rounds}
+        values = CELL | world | {"rounds": study.long_rounds}
         series: dict[str, Runs] = {f"fixed cut {cut}": _fixed(study, values, cut) for cut in CUTS}
         series |= {policy: study.runs(**values, policy=policy) for policy in POLICIES}
         accuracy(axis, series, "seconds")

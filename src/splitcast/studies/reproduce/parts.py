@@ -26,6 +26,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "+ halves as differences: sfl-tc": {"scheme": "sfl-tc"},
     "every sample once: sfl-replay": {"scheme": "sfl-replay"},
 }
+ROOM = 25
+"""Times the largest, for what is written beside it."""
 
 
 def draw(study: Study) -> Drawn:
@@ -43,7 +45,7 @@ def draw(study: Study) -> Drawn:
             axis.plot(reached, [k] * len(reached), "o", color=COLOURS[0], alpha=0.6)
             axis.text(max(reached), k, f"   {spread(each, 1)}", va="center", fontsize=9)
     log_scale(axis)
-    axis.margins(x=0.2)
+    axis.set_xlim(right=axis.get_xlim()[1] * ROOM)
     axis.set_yticks(range(len(spent)), list(spent))
     axis.set_ylim(len(spent) - 0.5, -0.5)
     axis.set_xlabel(f"MB on the air to {100 * target:.1f} %")
