@@ -150,7 +150,7 @@ class LearnOptions:
     settings: Settings = field(default_factory=Config)
     learning: OmitArgPrefixes[LearnConfig] = field(default_factory=LearnConfig)
     quick: bool = False
-    """A fifth of the episodes, in less than a minute; overrides --episodes, --explore-episodes and --held-out."""
+    """Three fifths of the episodes, in less than a minute; overrides --episodes, --explore-episodes and --held-out."""
     out: Path = Path("runs/learn")
     """Folder for policy.safetensors, learned.json and the learning curve (learning.png, learning.svg)."""
     output: OmitArgPrefixes[Output] = field(default_factory=Output)

@@ -20,7 +20,7 @@ from splitcast.run.parts import load_data, make_simulator, with_clients
 from splitcast.run.selecting import measure_errors, measure_gamma
 from splitcast.studies.plan import scenario_of
 
-QUICK = {"episodes": 100, "explore_episodes": 40, "held_out": 10}
+QUICK = {"episodes": 300, "explore_episodes": 60, "held_out": 10}
 """Settings of a policy that is learned in less than a minute."""
 
 
