@@ -8,10 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitcast.base.codec import Integer, Labels, pack, unpack
+from splitcast.base.codec import Integer, Labels
 from splitcast.base.config import Config, with_values
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import CODECS, codec
+from splitcast.base.packing import pack, unpack
 from splitcast.base.rounding import RoundingNoise
 from splitcast.data import load
 from splitcast.engine.engine import TEST_BATCH

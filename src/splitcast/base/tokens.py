@@ -27,8 +27,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import EMPTY, FP32, LIMIT, Codec, Integer, Rows, as_rows, counted, pack, unpack
+from splitcast.base.codec import EMPTY, FP32, LIMIT, Codec, Integer, Rows, as_rows, counted
 from splitcast.base.errors import SplitcastError, shown
+from splitcast.base.packing import pack, unpack
 from splitcast.base.rounding import Draw
 from splitcast.base.seeds import stream
 

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import EMPTY, FP32, Codec, pack, unpack
+from splitcast.base.codec import EMPTY, FP32, Codec
 from splitcast.base.comparators.bits import flat, pack_wide, packed_size, unpack_wide, width_of
 from splitcast.base.errors import SplitcastError, shown
+from splitcast.base.packing import pack, unpack
 from splitcast.base.rounding import Draw, generator
 
 ALPHA = 0.1
