@@ -135,7 +135,7 @@ def test_a_quick_policy_is_usable(tmp_path, capsys):
     options = f"{cell} --clear-rounds 8 --blocked-rounds 4 --gamma-weight 0 --rounds 20 --clients 4"
     main(["learn", "--quick", "--json", *options.split(), "--out", str(tmp_path)])
     found = json.loads(capsys.readouterr().out)
-    assert found["curve"][-1][0] == 100 and found["held_out"] == 10
+    assert found["curve"][-1][0] == 300 and found["held_out"] == 10
     cost = {row["name"]: row["cost"] for row in found["rows"]}
     fixed = min(value for name, value in cost.items() if name.startswith("fixed"))
     assert cost["ddqn"] <= 1.1 * cost["lookahead"] < fixed
