@@ -102,7 +102,7 @@ def test_labels_beyond_the_classes_are_refused():
         Labels(3).decode(torch.tensor([0, 7], dtype=torch.uint8), (2,))
 
 
-@given(st.sampled_from([8, 4, 3, 2, 1]), st.data())
+@given(st.sampled_from(list(range(1, 9))), st.data())
 def test_packing_is_bit_exact(bits, data):
     levels = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=40))
     tensor = torch.tensor(levels, dtype=torch.uint8)

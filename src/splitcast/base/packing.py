@@ -19,7 +19,7 @@ def pack(levels: Tensor, bits: int) -> Tensor:
         for shift in _folds(bits):
             words = words | words >> shift
         return words.to(torch.uint8)
-    columns = padded.view(-1, each).int()
+    columns = padded.view(-1, each).long()  # up to 56 bits together
     words = columns[:, 0].clone()
     for k in range(1, each):
         words |= columns[:, k] << (bits * k)
@@ -37,9 +37,9 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
             words = words | words << shift
         spread: Tensor = words & int.from_bytes(bytes([2**bits - 1] * each), "little")
         return spread.view(torch.uint8)[:count]
-    parts = torch.nn.functional.pad(packed, (0, -len(packed) % width)).view(-1, width).int()
-    together = (parts << torch.arange(0, 8 * width, 8, device=packed.device)).sum(1, dtype=torch.int32)
-    shifts = torch.arange(0, 8 * width, bits, dtype=torch.int32, device=packed.device)
+    parts = torch.nn.functional.pad(packed, (0, -len(packed) % width)).view(-1, width).long()
+    together = (parts << torch.arange(0, 8 * width, 8, device=packed.device)).sum(1)
+    shifts = torch.arange(0, 8 * width, bits, device=packed.device)
     levels: Tensor = (together[:, None] >> shifts) & (2**bits - 1)
     return levels.flatten()[:count].to(torch.uint8)
 

@@ -25,7 +25,7 @@ from splitcast.run.records import RoundRecord
 from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.curves import curves_of
 from splitcast.studies.reproduce.basis import PARTITIONS
-from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, label_accuracy, line, panels
+from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, label_accuracy, line, panels, ranged
 from splitcast.studies.reproduce.methods import DECAY, POOL, RAW, SEARCH, STEPS, Method, Setting, methods
 from splitcast.studies.reproduce.study import Runs, Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread, verdict
@@ -170,9 +170,7 @@ def row(found: Found, targets: Sequence[float]) -> dict[str, object]:
     out["seeds"] = len(runs)
     for target in targets:
         spent = [reach.megabytes for records in runs if (reach := to_reach(records, target))]
-        name, there = f"MB_to_{100 * target:g}", len(spent) == len(runs)
-        numbers = (float(np.mean(spent)), min(spent), max(spent)) if there else ("", "", "")
-        out |= dict(zip((name, f"{name}_least", f"{name}_most"), numbers, strict=True))
+        out |= ranged(f"MB_to_{100 * target:g}", spent if len(spent) == len(runs) else [])
     out["best_percent"] = 100 * float(np.mean([_highest(records) for records in runs]))
     out["MB_sent"] = float(np.mean([sum(r.bytes for r in records) for records in runs])) / 1e6
     return out

@@ -130,5 +130,15 @@ def costs_to(runs: Runs, target: float, cost: str) -> list[float]:
     return [getattr(found, cost) if (found := to_reach(records, target)) else np.inf for records in runs]
 
 
+def ranged(name: str, each: Sequence[float]) -> dict[str, object]:
+    """Mean, least and most of seeds as columns of a table, empty where there are none.
+
+    >>> ranged("MB", [1, 2, 6]), ranged("MB", [])
+    ({'MB': 3.0, 'MB_least': 1, 'MB_most': 6}, {'MB': '', 'MB_least': '', 'MB_most': ''})
+    """
+    numbers = (float(np.mean(each)), min(each), max(each)) if each else ("", "", "")
+    return dict(zip((name, f"{name}_least", f"{name}_most"), numbers, strict=True))
+
+
 def _short(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else value
