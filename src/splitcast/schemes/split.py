@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from splitcast.base.codec import Codec
+from splitcast.base.comparators.sparse import Sparse
 from splitcast.base.config import Config
 from splitcast.schemes.feedback import Feedback, Unicast
 from splitcast.schemes.program import Batch, Clients, Link, Party, Scheme, Values, codec_of
@@ -69,8 +70,22 @@ class Split(Scheme):
         else:
             labels = link.up("labels", batch.y, server.task.target_codec, clients)
             _, grads = server.descend(1, smashed, labels)
-        received = self.feedback.reply(grads, clients, link, self.downlink)
+        received = self.replied(grads, sent.out, smashed, clients, link)
         clients.backward(sent, self.corrected(received, sent.out, smashed, link) if self.correction else received)
+
+    def replied(self, grads: Tensor, out: Values, smashed: Values, clients: Clients, link: Link) -> Tensor:
+        """The feedback for what clients sent of ``out``; where each gets its own gradient and some values alone were
+        sent (`Sparse`), the gradients of these."""
+        form = self.uplink
+        if not isinstance(form, Sparse) or not isinstance(self.feedback, Unicast):
+            return self.feedback.reply(grads, clients, link, self.downlink)
+        own, at = out.whole(), form.places(link.echo(smashed).flatten(2))
+        some = grads.new_empty(at.shape) if grads.is_meta else grads.flatten(2).gather(2, at)
+        received = link.unicast("gradient", some, self.downlink, clients)
+        if own.is_meta:  # elsewhere
+            return grads
+        back = own.new_zeros(own.flatten(2).shape).scatter_(2, at, received.to(own))
+        return (back * form.slope(own)).view(own.shape)
 
     def corrected(self, received: Tensor, out: Values, smashed: Values, link: Link) -> Tensor:
         """What clients pull back (K, b, *d), having sent ``out`` of which ``smashed`` arrived."""

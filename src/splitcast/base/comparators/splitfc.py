@@ -17,8 +17,8 @@ minimise the error, sum_j range_j^2 / (Q_j - 1)^2, within the bits there are: (Q
 Oh, Lee, Brinton, Jeon: Communication-efficient split learning via adaptive feature-wise compression, IEEE TNNLS 2025
 (SplitFC). Not in the paper: columns are drawn by systematic sampling, which has the same p_i and always D columns; how
 many have levels is the best of ten shares; the Q_j are whole numbers that the receiver finds from k and the end points.
-In the paper gradients come back for the columns that were sent, divided by p_i; here the down link has a format of its
-own.
+Gradients come back for the columns that were sent, (b, D), in a format that is chosen apart: `splitfc:R BITS/1` has as
+many bits and the quantiser of the paper. Clients divide them by p_i.
 """
 
 import math
@@ -34,8 +34,9 @@ from constriction import stream as ans
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitcast.base.codec import EMPTY, Codec
+from splitcast.base.codec import EMPTY
 from splitcast.base.comparators.bits import flat
+from splitcast.base.comparators.sparse import Sparse, first_of
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.rounding import Draw, generator
 
@@ -53,7 +54,7 @@ HEAD = struct.Struct("<fff")
 _FORM = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)/([1-9]\d{0,3})")
 
 
-class SplitFC(Codec):
+class SplitFC(Sparse):
     """Messages as above."""
 
     varies: ClassVar[bool] = True
@@ -77,6 +78,14 @@ class SplitFC(Codec):
         """D, columns that are sent."""
         return max(1, round(d / self.ratio))
 
+    def places(self, seen: Tensor) -> Tensor:
+        columns = first_of((seen == 0).all(1, keepdim=True), self.kept(seen.shape[2]))
+        return columns.expand(-1, seen.shape[1], -1)
+
+    def slope(self, x: Tensor) -> Tensor:
+        chance = np.stack([_chances(_matrix(one), one.shape, self.kept(one[0].numel())) for one in x])
+        return torch.from_numpy(np.divide(1, chance, out=np.zeros_like(chance), where=chance > 0))[:, None].to(x)
+
     def nbytes(self, shape: Sequence[int]) -> int:
         return self.bound(shape) - SLACK if math.prod(shape) else 0
 
@@ -91,7 +100,7 @@ class SplitFC(Codec):
         if not x.numel():
             return EMPTY
         b, d = flat(x.shape)
-        f = x.detach().to("cpu", torch.float64).clamp(-(2.0**100), 2.0**100).reshape(b, d).numpy()
+        f = _matrix(x)
         if not np.isfinite(f).all():
             return _bytes(HEAD.pack(math.nan, math.nan, 0.0))
         chance = _chances(f, x.shape, self.kept(d))
@@ -111,6 +120,12 @@ class SplitFC(Codec):
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
         values = float(math.prod(shape))
         return 8 * values + 30 * values / self.ratio, values + 10 * values / self.ratio
+
+
+def _matrix(x: Tensor) -> Floats:
+    """A message (b, *d) as F (b, d)."""
+    f: Floats = x.detach().to("cpu", torch.float64).clamp(-(2.0**100), 2.0**100).reshape(flat(x.shape)).numpy()
+    return f
 
 
 def _chances(f: Floats, shape: Sequence[int], kept: int) -> Floats:

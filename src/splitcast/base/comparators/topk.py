@@ -4,9 +4,9 @@
     randtopk:SHARE   k values: each of them is, with chance a = 0.1, one that is not among those k, else one that is
 
 Zheng, Chen, Lyu, Yao: Reducing communication for split learning by randomized top-k sparsification, IJCAI 2023. The
-message is k values of every sample as fp32 and the places they have, ceil(log2 d) bits each. Not in the paper: places
-are a bit for every value where that takes fewer bytes. In the paper gradients come back for the values that were sent,
-without places; here the down link has a format of its own.
+message is k values of every sample as fp32 and the places they have, ceil(log2 d) bits each. Gradients come back for
+the values that were sent, without places. Not in the paper: places are a bit for every value where that takes fewer
+bytes.
 """
 
 import math
@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splitcast.base.codec import EMPTY, FP32, Codec
+from splitcast.base.codec import EMPTY, FP32
 from splitcast.base.comparators.bits import flat, pack_wide, packed_size, unpack_wide, width_of
+from splitcast.base.comparators.sparse import Sparse, first_of
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.packing import pack, unpack
 from splitcast.base.rounding import Draw, generator
@@ -29,7 +30,7 @@ ALPHA = 0.1
 _SHARE = re.compile(r"(?P<share>\d{1,3}(?:\.\d{1,6})?)%(?:@(?P<alpha>[01](?:\.\d{1,6})?))?")
 
 
-class TopK(Codec):
+class TopK(Sparse):
     """k values of every sample and their places."""
 
     draws: ClassVar[bool] = True
@@ -54,6 +55,9 @@ class TopK(Codec):
     def kept(self, values: int) -> int:
         """k of so many values."""
         return min(values, math.ceil(self.share * values))
+
+    def places(self, seen: Tensor) -> Tensor:
+        return first_of(seen == 0, self.kept(seen.shape[2]))
 
     def nbytes(self, shape: Sequence[int]) -> int:
         b, d = flat(shape)

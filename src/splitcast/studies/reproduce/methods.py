@@ -7,11 +7,12 @@ from typing import Any
 RAW = "splitcast.studies.reproduce.raw"
 CODED = {
     "fedlite:196,16": "int8",
-    "splitfc:0.2/16": "splitfc:0.2/16",
-    "randtopk:1%": "topk:1%",
+    "splitfc:0.2/16": "splitfc:3.2/1",
+    "randtopk:1%": "fp32",
     "c3sl:4": "c3sl:4",
 }
-"""Smashed data by others' formats at about the rates of their papers, and gradients. FedLite sends these in full."""
+"""Smashed data by others' formats at about the rates of their papers, and gradients, of SplitFC and RandTopk those
+of what was sent. FedLite sends them in full."""
 CORRECTED = {"fedlite:196,16": 1e-3}
 """Those whose clients correct the gradients, and by how much."""
 STEPS, POOL = "ours, step by step", "ours, replay"
