@@ -144,6 +144,7 @@ FORMATS = [
     ("randtopk:20%", "fp32"),
     ("fedlite:49,4", "rotated:2"),
     ("splitfc:1/4", "splitfc:2/1"),
+    ("fp32", "topk:30%"),
 ]
 
 
