@@ -146,7 +146,8 @@ class Rows(Codec):
             return EMPTY
         rows = as_rows(x[None])
         heads = self.heads(rows)
-        numbers = self.numbers(rows, heads, draw).flatten().to(torch.uint8)
+        small = torch.int8 if self.bits < 8 else torch.uint8  # twice as fast
+        numbers = self.numbers(rows, heads, draw).flatten().to(small).view(torch.uint8)
         return torch.cat([heads.flatten().view(torch.uint8), pack(numbers, self.bits)]).cpu()
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
@@ -190,7 +191,10 @@ class Integer(Rows):
         if draw:
             noise = draw(math.prod(rows.shape[1:])).to(levels)  # one type first: mixed addition is slow
             levels += noise.mul_(2**-16).view_as(levels)
-        return levels.round_().clamp_(0, self.top)
+        levels.round_()
+        if draw or not bool((step * self.top < LIMIT).all()):  # else h, rounded up, is beyond every value
+            levels.clamp_(0, self.top)
+        return levels
 
     def values(self, numbers: Tensor, heads: Tensor) -> Tensor:
         zero, step = self._grid(heads)

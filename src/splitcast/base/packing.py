@@ -13,11 +13,12 @@ def pack(levels: Tensor, bits: int) -> Tensor:
     [57, 2]
     """
     each = 8 // math.gcd(8, bits)  # so many fill whole bytes
-    padded = torch.nn.functional.pad(levels, (0, -len(levels) % each))
+    missing = -len(levels) % each
+    padded = torch.nn.functional.pad(levels, (0, missing)) if missing else levels
     if each * bits == 8:
         words = padded.view(_WORDS[each])
         for shift in _folds(bits):
-            words = words | words >> shift
+            words = (words >> shift).bitwise_or_(words)
         return words.to(torch.uint8)
     columns = padded.view(-1, each).long()  # up to 56 bits together
     words = columns[:, 0].clone()
@@ -30,12 +31,14 @@ def pack(levels: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """The inverse of `pack` for ``count`` integers."""
     width = bits // math.gcd(8, bits)
+    if bits == 8:
+        return packed[:count]
     if width == 1:
         each = 8 // bits
         words = packed.to(_WORDS[each])
         for shift in reversed(_folds(bits)):
-            words = words | words << shift
-        spread: Tensor = words & int.from_bytes(bytes([2**bits - 1] * each), "little")
+            words.bitwise_or_(words << shift)
+        spread = words.bitwise_and_(int.from_bytes(bytes([2**bits - 1] * each), "little"))
         return spread.view(torch.uint8)[:count]
     parts = torch.nn.functional.pad(packed, (0, -len(packed) % width)).view(-1, width).long()
     together = (parts << torch.arange(0, 8 * width, 8, device=packed.device)).sum(1)
