@@ -114,8 +114,13 @@ class Spectrum(Coefficients):
         """Bits of the columns of the KLT."""
         if not self.lay.klt:
             return 0.0
-        columns = (self.vectors * self.fine(step).exp2())[:, self.peaks + OFFSET * step >= step]
-        return ideal_bits(columns.abs().sum(0).numpy(), np.full(columns.shape[1], self.lay.channels))
+        sums = (self.column_sums * self.fine(step).exp2())[self.peaks + OFFSET * step >= step].numpy()
+        return ideal_bits(sums, np.full(len(sums), self.lay.channels))
+
+    @cached_property
+    def column_sums(self) -> Tensor:
+        """Of the sizes in every column of the KLT (C,)."""
+        return self.vectors.abs().sum(0)
 
     def error(self, step: float) -> float:
         """Squared error of the message."""
