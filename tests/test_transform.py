@@ -102,7 +102,7 @@ def test_channels_that_hang_together_cost_as_much_as_one():
     weights /= weights.norm()
     many = one * weights.view(16, 1, 1)
     alone, together = (len(codec("transform:2").encode(x)) for x in (one, many))
-    assert together <= alone + 16 * 9 // 8 + 50  # a column, and the end of a run of silent groups
+    assert together <= alone + 100  # columns at 2 to 4 bits: rounding the first may leave a level in any of the others
     error = (codec("transform:2").through(many[None])[0] - many).square().sum()
     assert float(error / many.square().sum()) < 0.1
 
