@@ -9,9 +9,9 @@ A message (b, C, H, W) of feature maps is M (C, H W b), a vector of C channels a
 
 Levels q travel as a code stream (`base.entropy`) in groups, one for each channel and each ring max(u, v) of
 frequencies, with its own scale. Nothing but the message itself is needed to decode it: the columns of Q travel along,
-up to the last whose channel has a level other than zero. Column k is round(2^e_k Q_k), and all are made orthonormal
-again on both sides (QR), so that their rounding costs a little decorrelation and no accuracy. As fine as pays is
-2^e_k = 32 sqrt(energy of the channel) / step, as a power of two from 4 to 256.
+up to the last channel that is worth its column (`base.spectrum`). Column k is round(2^e_k Q_k), and all are made
+orthonormal again on both sides (QR), so that their rounding costs a little decorrelation and no accuracy. As fine as
+pays is 2^e_k = 32 sqrt(energy of the channel) / step, as a power of two from 4 to 256.
 
 Clients whose samples differ, by their classes say, would each have another Q and step, so that what coding leaves of a
 sample tells whose it is, and who trains on samples of many clients would learn that instead. So Q can also be a common
@@ -51,7 +51,6 @@ KEPT = 64
 """Tables of layouts at hand; what a sender claims chooses among them."""
 GROUP = 16
 """Least levels of a group."""
-FINE = 32.0
 LARGEST = 2.0**50
 """Values beyond travel as they are, so that arithmetic on the others is finite: sums of squares are."""
 CODED, CLAMP, SHARED = 1, 2, 4
@@ -105,42 +104,36 @@ class Parts:
 
 
 class Coefficients:
-    """The coefficients of a message, before their quantisation; the DCT comes first here, since KLT and DCT commute."""
+    """A message before its coding, for a given KLT or for none."""
 
     def __init__(self, x: Tensor, *, clamped: bool, common: Tensor | None = None) -> None:
-        """``common``: orthonormal columns (C, r) in place of its own."""
+        """``common``: orthonormal columns (C, r) of the KLT."""
         self.shape, self.lay, self.clamped = x.shape, Shape.of(x.shape), clamped
         self.common = common if self.lay.klt else None
-        turned = _turned(_rows(x, self.lay), self.lay, forward=True).view(self.lay.channels, -1, self.lay.samples)
-        self.rows = turned.index_select(1, torch.from_numpy(_rings(self.lay).order)).view(self.lay.channels, -1)
-        self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
-        if self.lay.klt and self.common is None:
-            gram = (self.rows @ self.rows.T / self.lay.places).double()  # in single, solvers fail on dead channels
-            energies, vectors = (part.to(x.dtype) for part in torch.linalg.eigh(gram))
-            self.energies, self.vectors = energies.flip(0), vectors.flip(1)
+        self.maps = x.reshape(self.lay.samples, self.lay.channels, -1)
+
+    def columns(self, step: float) -> tuple[Integers, Integers]:
+        """e_k and rounded columns of a KLT of its own, (r,) and (r, C)."""
+        return np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
 
     def message(self, step: float) -> tuple[bytes, Parts] | None:
         """The message of this step, and what it says; None where a level would be too large."""
-        step = float(torch.tensor(step, device="cpu").bfloat16())
+        step = as_sent(step)
         if step < 2.0**-100:
             return None
-        lay, exponents, columns = self.lay, np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
-        if self.common is not None:
-            spread = (self.common / step).T @ self.rows
-        elif lay.klt:
-            fine = self.fine(step)
-            exponents = fine.to(torch.int32).numpy()
-            columns = (self.vectors * fine.exp2()).round().T.to(torch.int32).numpy()
-            spread = _orthonormal(exponents, columns).div_(step).T @ self.rows
-        else:
-            spread = self.rows / step
+        lay, q = self.lay, self.common
+        exponents, columns = self.columns(step)
+        if lay.klt and q is None:
+            q = _orthonormal(exponents, columns)
+        # the DCT comes last, when there are fewest channels: KLT and DCT commute
+        spread = spectra(as_rows(self.maps) / step if q is None else projected(q / step, self.maps), lay)
         largest = torch.maximum(spread.amax(1), -spread.amin(1))
-        if float(largest.max()) >= LIMIT - 1:
+        if len(largest) and float(largest.max()) >= LIMIT - 1:
             return None
         if lay.klt:
             kept = spoken(largest)
             exponents, columns, spread = exponents[:kept], columns[:kept], spread[:kept]
-        levels = _quantised(spread).view(-1, lay.height * lay.width, lay.samples).numpy()
+        levels = _quantised(spread).view(len(spread), lay.height * lay.width, lay.samples).numpy()
         parts = Parts(step, self.clamped, self.common is not None, exponents, columns, levels)
         return _packed(parts, lay), parts
 
@@ -148,9 +141,11 @@ class Coefficients:
         """What is decoded of a message."""
         return rebuilt(parts, self.lay, self.shape, self.common)
 
-    def fine(self, step: float) -> Tensor:
-        """e_k of all channels."""
-        return (FINE / step * self.energies.clamp(min=2.0**-100).sqrt()).log2().round().clamp(2, 8)
+
+@lru_cache(maxsize=KEPT)
+def as_sent(step: float) -> float:
+    """A step as bfloat16."""
+    return float(torch.tensor(step, device="cpu").bfloat16())
 
 
 def spoken(largest: Tensor) -> int:
@@ -169,27 +164,41 @@ def quantised_sizes(sizes: Tensor, step: float) -> Tensor:
     return torch.mul(sizes, 1 / step).add_(OFFSET).to(torch.int32)
 
 
-def _rows(x: Tensor, lay: Shape) -> Tensor:
-    """A message as M (C, H W b)."""
+def as_rows(maps: Tensor) -> Tensor:
+    """Maps (b, k, H W) as rows (k, H W b)."""
+    return maps.permute(1, 2, 0).flatten(1)
+
+
+def projected(q: Tensor, maps: Tensor) -> Tensor:
+    """Maps (b, C, H W) along columns (C, k), as rows (k, H W b)."""
+    return q.T @ maps[:, :, 0].T if maps.shape[2] == 1 else as_rows(q.T @ maps)
+
+
+def _restored(q: Tensor, rows: Tensor, lay: Shape) -> Tensor:
+    """The way back of `projected` (b, C, H W), for orthonormal columns."""
     if lay.height * lay.width == 1:
-        return x.reshape(lay.samples, lay.channels).T.contiguous()
-    return x.reshape(lay.samples, lay.channels, -1).permute(1, 2, 0).reshape(lay.channels, -1)
+        return (q @ rows).T[:, :, None]
+    return q @ rows.view(len(rows), -1, lay.samples).permute(2, 0, 1).contiguous()
 
 
-def _message(rows: Tensor, lay: Shape, shape: Sequence[int]) -> Tensor:
-    """The inverse of `_rows`."""
-    return rows.view(lay.channels, -1, lay.samples).permute(2, 0, 1).reshape(*shape)
-
-
-def _turned(rows: Tensor, lay: Shape, *, forward: bool) -> Tensor:
-    """The DCT of every map in (k, H W b), or its inverse."""
+def spectra(rows: Tensor, lay: Shape) -> Tensor:
+    """The DCT of every map in (k, H W b), ring after ring."""
     if lay.height * lay.width == 1:
-        return rows.clone()
-    down, across = _dct(lay.height), _dct(lay.width)
-    if not forward:
-        down, across = down.T, across.T
-    rows = down @ rows.view(-1, lay.height, lay.width * lay.samples)
-    return (across @ rows.view(-1, lay.width, lay.samples)).view(-1, lay.places)
+        return rows
+    turned = _turned(rows, lay, _dct(lay.height), _dct(lay.width))
+    turned = turned.view(len(rows), lay.height * lay.width, lay.samples)
+    return turned.index_select(1, torch.from_numpy(_rings(lay).order)).view(rows.shape)
+
+
+def _turned(rows: Tensor, lay: Shape, down: Tensor, across: Tensor) -> Tensor:
+    """Every map in (k, H W b) times a matrix from both sides, down M across^T."""
+    if not len(rows):
+        return rows
+    half = down @ rows.view(-1, lay.height, lay.width * lay.samples)
+    if lay.samples >= lay.width:
+        return (across @ half.view(-1, lay.width, lay.samples)).view(rows.shape)
+    flat = half.view(-1, lay.width, lay.samples).transpose(0, 1).reshape(lay.width, -1)  # many products would be narrow
+    return (across @ flat).view(lay.width, -1, lay.samples).transpose(0, 1).reshape(rows.shape)
 
 
 @lru_cache(maxsize=KEPT)
@@ -242,8 +251,7 @@ def _all_sizes(lay: Shape, channels: int, *, shared: bool) -> Integers:
 
 def _orthonormal(exponents: Integers, columns: Integers) -> Tensor:
     """Q (C, r) from its rounded columns (r, C)."""
-    rough = torch.from_numpy(columns).float() * torch.from_numpy(exponents).float().neg().exp2()[:, None]
-    return orthonormal(rough)
+    return orthonormal(torch.from_numpy(np.ldexp(columns.astype(np.float32), -exponents[:, None])))
 
 
 def orthonormal(rough: Tensor) -> Tensor:
@@ -291,15 +299,16 @@ def rebuilt(parts: Parts, lay: Shape, shape: Sequence[int], common: Tensor | Non
     if not len(parts.levels):
         return torch.zeros(*shape, device="cpu")
     levels = torch.from_numpy(parts.levels.take(_rings(lay).inverse, axis=1)).float().mul_(parts.step)
-    rows = _turned(levels.view(len(levels), -1), lay, forward=False)
-    if parts.shared:
-        assert common is not None
-        rows = common[:, : len(levels)] @ rows
-    elif lay.klt:
-        rows = _orthonormal(parts.exponents, parts.columns) @ rows
-    if parts.clamped:
-        rows.clamp_(min=0)
-    return _message(rows, lay, shape)
+    rows = levels.view(len(levels), -1)
+    if lay.height * lay.width > 1:
+        rows = _turned(rows, lay, _dct(lay.height).T, _dct(lay.width).T)
+    if lay.klt:
+        q = common if parts.shared else _orthonormal(parts.exponents, parts.columns)
+        assert q is not None
+        maps = _restored(q[:, : len(rows)], rows, lay)
+    else:
+        maps = rows.view(len(rows), -1, lay.samples).permute(2, 0, 1)
+    return maps.clamp_(min=0).reshape(*shape) if parts.clamped else maps.reshape(*shape)
 
 
 def _head(step: float) -> bytes:

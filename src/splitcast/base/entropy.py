@@ -2,17 +2,22 @@
 
 Numbers come in groups whose sizes both sides know. Those of a group are taken as independent and two-sided geometric,
 P(q) ~ t^|q|, with a = E|q| = 2 t / (1 - t^2). The scale a is a power of two: class 0 means that all are zero, which
-costs nothing more; class c >= 1 has a = 2^(c - 11). Beyond a = 8, or 256 in size, the lowest bits of the numbers are
-nearly even and travel as they are; up to a = 1/2 runs of zeros are told by their lengths.
+costs nothing more; class c >= 4 has a = 2^(c - 11), class 4 also less. Beyond a = 8, or 256 in size, the lowest bits of
+the numbers are nearly even and travel as they are; up to a = 1/2 runs of zeros are told by their lengths. Of such a
+class the stream tells how many are not zero and of how many bits the longest run is; and of every class, of how many
+the largest number is. So tables are no longer than need be: a decoder looks through them.
 
 A stream is two bytes, then the words of an asymmetric numeral system (Duda 2013; `constriction`, Bamler 2022), whose
 trailing zero bytes are left out. The first numbers in it are the classes: whether a group begins or ends a run of
-silent ones, and for the others how the class differs from the one before; the two bytes are the classes of these.
+silent ones, and for the others how the class differs from the one before; the two bytes are the classes of these. Then
+comes what is told of classes with runs, and last the numbers, class after class.
+
 Probabilities are tables of whole numbers, so that two machines never disagree on them. Every stream is complete in
 itself: nothing that was sent before is needed to read it.
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -26,8 +31,10 @@ Integers = NDArray[np.int32]
 
 LIMIT = 2**22
 """Numbers are smaller than this in size."""
-_REACH = 256
-"""Tables go from -256 to 255."""
+_WIDEST = 8
+_REACH = 2**_WIDEST
+"""Tables go from -256 to 255 at most."""
+_WIDTHS = ans.model.Uniform(_WIDEST + 1)
 _ONE = 11
 """Class with a = 1."""
 _PLAIN = 14
@@ -35,6 +42,8 @@ _PLAIN = 14
 _LAST = _PLAIN + 14
 _SPARSE = 10
 """Last class whose zeros are counted instead of told one by one: a = 1/2."""
+_RARE = 4
+"""First class with runs: whatever is rarer than a = 1/128 is told with it, since a class of its own takes 30 bits."""
 _GAP_BITS = 10
 _EVEN = 2**24
 """Most values of an even distribution that the coder takes."""
@@ -53,15 +62,16 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     heads = [_class_of(part) for part in (changes, steps)]
     coder = ans.stack.AnsCoder()
     order = _Order.of(spoken.classes, sizes)
-    places = spoken.at + (order.before - order.first)[order.rank[spoken.group]]
-    by_class = np.argsort(spoken.classes[spoken.group].astype(np.int8), kind="stable")  # as int8: a radix sort
-    places, values = places[by_class], spoken.values[by_class]
-    for own in reversed(order.classes()):
-        if own.kind <= _SPARSE:
-            here = slice(*np.searchsorted(places, (own.start, own.stop)))
-            _push_sparse(coder, own.kind, places[here] - own.start, values[here], own.stop - own.start)
-        else:
-            _push(coder, own.kind, levels[order.places(own)])
+    runs, others = order.classes()
+    if others:
+        some = levels[order.places(others)]
+        for own in reversed(others):
+            _push(coder, own.kind, some[own.start - others[0].start : own.stop - others[0].start])
+    if runs:
+        places = spoken.at + (order.before - order.first)[order.rank[spoken.group]]
+        by_class = np.argsort(spoken.classes[spoken.group].astype(np.int8), kind="stable")  # as int8: a radix sort
+        by_class = by_class[: np.searchsorted(places[by_class], runs[-1].stop)]
+        _push_runs(coder, runs, places[by_class], spoken.values[by_class])
     for kind, part in zip(reversed(heads), (steps, changes), strict=True):
         _push(coder, kind, part)
     words: bytes = coder.get_compressed().astype("<u4").tobytes()
@@ -79,19 +89,16 @@ def decoded(stream: bytes, sizes: Integers) -> Integers:
     silent = np.cumsum(_pop(coder, stream[0], len(sizes))) % 2 == 0
     classes = np.zeros(len(sizes), np.int64)
     classes[~silent] = _ONE + np.cumsum(_pop(coder, stream[1], int((~silent).sum())), dtype=np.int64)
-    if classes[~silent].size and not 1 <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
+    if classes[~silent].size and not _RARE <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
         raise SplitcastError("code stream: has a scale that does not exist")
     levels, order = np.zeros(int(sizes.sum()), np.int32), _Order.of(classes, sizes)
-    sparse: list[tuple[NDArray[np.int64], Integers]] = []
-    for own in order.classes():
-        if own.kind <= _SPARSE:
-            at, values = _pop_sparse(coder, own.kind, own.stop - own.start)
-            sparse.append((at + own.start, values))
-        else:
-            levels[order.places(own)] = _pop(coder, own.kind, own.stop - own.start)
-    if sparse:
-        at, values = (np.concatenate(each) for each in zip(*sparse, strict=True))
+    runs, others = order.classes()
+    if runs:
+        at, values = _pop_runs(coder, runs)
         levels[order.outside(at)] = values
+    if others:
+        some = [_pop(coder, own.kind, own.stop - own.start) for own in others]
+        levels[order.places(others)] = np.concatenate(some)
     if not coder.is_empty():
         raise SplitcastError("code stream: is longer than what it holds")
     return levels
@@ -136,7 +143,7 @@ def _classes(sums: NDArray[Any], most: NDArray[Any], sizes: NDArray[Any]) -> NDA
     if most.max() >= _REACH:
         shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
         classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
-    return np.where(sums > 0, classes.clip(1, _LAST), 0)
+    return np.where(sums > 0, classes.clip(_RARE, _LAST), 0)
 
 
 def _class_of(levels: Integers) -> int:
@@ -166,6 +173,15 @@ class _Class(NamedTuple):
     """of their levels, in that order"""
     stop: int
 
+    def told(self, found: int = 0, bits: int = 0, wide: int = 1) -> list[tuple[int, int]]:
+        """What the stream tells of a class with runs, and how many values each number has."""
+        digits = _digits(self.stop - self.start)
+        return [
+            *(((found >> 16 * place) % size, size) for place, size in enumerate(digits)),
+            (bits, 32),
+            (wide - 1, _WIDEST),
+        ]
+
 
 class _Order(NamedTuple):
     """Groups in the order of their classes: how levels are coded."""
@@ -188,19 +204,22 @@ class _Order(NamedTuple):
         own, starts = sizes[order], (np.cumsum(sizes, dtype=np.int64) - sizes)[order]
         return _Order(np.bincount(classes, minlength=1), rank, own, starts, np.cumsum(own, dtype=np.int64) - own)
 
-    def classes(self) -> list[_Class]:
-        """Every class but the silent one."""
+    def classes(self) -> tuple[list[_Class], list[_Class]]:
+        """Every class but the silent one: those with runs of zeros, and the others."""
         last, found = np.cumsum(self.counts).tolist(), []
-        for kind in (np.flatnonzero(self.counts[1:]) + 1).tolist():
+        kinds = (np.flatnonzero(self.counts[1:]) + 1).tolist()
+        for kind in kinds:
             groups = slice(last[kind - 1], last[kind])
             stop = int(self.before[groups.stop - 1] + self.sizes[groups.stop - 1])
             found.append(_Class(kind, groups, int(self.before[groups.start]), stop))
-        return found
+        sparse = sum(kind <= _SPARSE for kind in kinds)
+        return found[:sparse], found[sparse:]
 
-    def places(self, own: _Class) -> NDArray[np.int64]:
-        """Of all levels of a class, as they are."""
-        shifts = self.first[own.groups] - self.before[own.groups]
-        return np.repeat(shifts, self.sizes[own.groups]) + np.arange(own.start, own.stop)
+    def places(self, classes: Sequence[_Class]) -> NDArray[np.int64]:
+        """Of all levels of classes that follow one another, as they are."""
+        groups = slice(classes[0].groups.start, classes[-1].groups.stop)
+        shifts = self.first[groups] - self.before[groups]
+        return np.repeat(shifts, self.sizes[groups]) + np.arange(classes[0].start, classes[-1].stop)
 
     def outside(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places in the order of classes as they are."""
@@ -212,89 +231,114 @@ class _Order(NamedTuple):
 def _push(coder: Any, kind: int, levels: Integers) -> None:
     if not kind or not len(levels):
         return
-    if kind <= _SPARSE:
-        at = np.flatnonzero(levels)
-        _push_sparse(coder, kind, at, levels[at], len(levels))
-        return
-    shift, table = _model(kind)
+    shift = _even_bits(kind)
     if shift:
         coder.encode_reverse(levels & (2**shift - 1), ans.model.Uniform(2**shift))
-    coder.encode_reverse((levels >> shift) + np.int32(_REACH), table)
+        levels = levels >> shift
+    wide = int(np.maximum(levels, ~levels).max()).bit_length()
+    coder.encode_reverse(levels + np.int32(2**wide), _all(kind, wide))
+    coder.encode_reverse(np.array([wide], np.int32), _WIDTHS)
 
 
 def _pop(coder: Any, kind: int, count: int) -> Integers:
-    levels = np.zeros(count, np.int32)
     if not kind or not count:
-        return levels
-    if kind <= _SPARSE:
-        at, values = _pop_sparse(coder, kind, count)
-        levels[at] = values
-        return levels
-    shift, table = _model(kind)
-    levels[:] = coder.decode(table, count) - np.int32(_REACH)
+        return np.zeros(count, np.int32)
+    shift, wide = _even_bits(kind), int(coder.decode(_WIDTHS, 1)[0])
+    levels: Integers = coder.decode(_all(kind, wide), count) - np.int32(2**wide)
     return (levels << shift) + coder.decode(ans.model.Uniform(2**shift), count) if shift else levels
 
 
-def _push_sparse(coder: Any, kind: int, at: NDArray[Any], values: Integers, count: int) -> None:
-    """How many of ``count`` are not zero, the zeros before each of them, and what they are: the same bits in fewer
-    numbers."""
-    gaps = at.astype(np.int32)
-    gaps[1:] -= gaps[:-1].copy() + np.int32(1)
-    shift = max(0, int(gaps.max()).bit_length() - _GAP_BITS)
-    coder.encode_reverse(values + np.int32(_REACH), _nonzero(kind))
-    if shift:
-        coder.encode_reverse(gaps & (2**shift - 1), ans.model.Uniform(2**shift))
-    coder.encode_reverse(gaps >> shift, _gaps(count, len(at), shift))
-    coder.encode_reverse(np.array([shift], np.int32), ans.model.Uniform(32))
-    for place, size in reversed(_digits(count)):
-        coder.encode_reverse(np.array([(len(at) >> place) % size], np.int32), ans.model.Uniform(size))
+def _push_runs(coder: Any, classes: Sequence[_Class], at: NDArray[Any], values: Integers) -> None:
+    """Of every class, whose levels lie between its start and stop: how many are not zero, of how many bits are the
+    longest run of zeros before one and the largest, then all runs and all of them; the same bits in fewer numbers."""
+    first = np.searchsorted(at, [own.start for own in classes])
+    gaps = np.diff(at, prepend=-1)
+    gaps[first] = at[first] - [own.start - 1 for own in classes]
+    gaps = gaps.astype(np.int32) - np.int32(1)
+    longest = np.maximum.reduceat(gaps, first).tolist()
+    largest = np.maximum.reduceat(np.abs(values), first).tolist()
+    edges, told = [*first.tolist(), len(at)], []
+    for own, begin, end, gap, size in zip(classes, edges[:-1], edges[1:], longest, largest, strict=True):
+        told += own.told(end - begin, gap.bit_length(), size.bit_length())
+    for k in range(len(classes) - 1, -1, -1):
+        own, here = classes[k], slice(edges[k], edges[k + 1])
+        bits, wide = longest[k].bit_length(), largest[k].bit_length()
+        coder.encode_reverse(values[here] + np.int32(2**wide - 1), _nonzero(own.kind, wide))
+        low = max(0, bits - _GAP_BITS)
+        if low:
+            coder.encode_reverse(gaps[here] & (2**low - 1), ans.model.Uniform(2**low))
+        if bits:
+            coder.encode_reverse(gaps[here] >> low, _gaps(own.stop - own.start, edges[k + 1] - edges[k], bits))
+    numbers, of = (np.array(part, np.int32) for part in zip(*told, strict=True))
+    coder.encode_reverse(numbers, ans.model.Uniform(), of)
 
 
-def _digits(most: int) -> list[tuple[int, int]]:
-    """Bits below each digit of numbers up to ``most``, and its values: the coder takes up to 2^24 of them."""
-    return [(0, most + 1)] if most < _EVEN else [(0, 2**16), (16, (most >> 16) + 1)]
-
-
-def _pop_sparse(coder: Any, kind: int, count: int) -> tuple[NDArray[np.int64], Integers]:
-    """Where levels are not zero, and what they are."""
-    found = sum(int(coder.decode(ans.model.Uniform(size), 1)[0]) << place for place, size in _digits(count))
-    shift = int(coder.decode(ans.model.Uniform(32), 1)[0])
-    if not 0 < found <= count or shift > max(0, int(count).bit_length() - _GAP_BITS):
-        raise SplitcastError("code stream: has a group that cannot be")
-    gaps = coder.decode(_gaps(count, found, shift), found).astype(np.int64) << shift
-    if shift:
-        gaps += coder.decode(ans.model.Uniform(2**shift), found)
-    at: NDArray[np.int64] = np.cumsum(gaps + 1) - 1
-    if at[-1] >= count:
+def _pop_runs(coder: Any, classes: Sequence[_Class]) -> tuple[NDArray[np.int64], Integers]:
+    """Where levels of these classes are not zero, and what they are."""
+    of = np.array([size for own in classes for _, size in own.told()], np.int32)
+    told = iter(coder.decode(ans.model.Uniform(), of).tolist())
+    gaps, values, counts = [], [], []
+    for own in classes:
+        size = own.stop - own.start
+        found = sum(next(told) << 16 * place for place in range(len(_digits(size))))
+        bits, wide = next(told), next(told) + 1
+        if not 0 < found <= size or bits > size.bit_length():
+            raise SplitcastError("code stream: has a group that cannot be")
+        counts.append((found, bits, wide))
+    for own, (found, bits, wide) in zip(classes, counts, strict=True):
+        low = max(0, bits - _GAP_BITS)
+        zeros = np.zeros(found, np.int64)
+        if bits:
+            zeros += coder.decode(_gaps(own.stop - own.start, found, bits), found)
+        if low:
+            zeros = (zeros << low) + coder.decode(ans.model.Uniform(2**low), found)
+        gaps.append(zeros)
+        values.append(coder.decode(_nonzero(own.kind, wide), found) - np.int32(2**wide - 1))
+    counted = np.array([found for found, _, _ in counts])
+    ends = np.cumsum(counted)
+    at: NDArray[np.int64] = np.cumsum(np.concatenate(gaps) + 1)
+    before = np.concatenate([np.zeros(1, np.int64), at[ends[:-1] - 1]])
+    at += np.repeat([own.start - 1 for own in classes] - before, counted)
+    if (at[ends - 1] >= [own.stop for own in classes]).any():
         raise SplitcastError("code stream: has a level behind its group")
-    return at, coder.decode(_nonzero(kind), found) - np.int32(_REACH)
+    return at, np.concatenate(values)
+
+
+def _digits(most: int) -> list[int]:
+    """How many values each digit of numbers up to ``most`` has, the lowest first: the coder takes up to 2^24."""
+    return [most + 1] if most < _EVEN else [2**16, (most >> 16) + 1]
+
+
+def _even_bits(kind: int) -> int:
+    """Bits of a number that travel as they are."""
+    return max(0, kind - _PLAIN)
 
 
 @cache
-def _model(kind: int) -> tuple[int, Any]:
-    """Bits that travel as they are, and the table for the rest."""
-    shift = max(0, kind - _PLAIN)
-    t = _ratio(2.0 ** (kind - shift - _ONE))
-    return shift, _table([t ** abs(q) for q in range(-_REACH, _REACH)])
+def _all(kind: int, wide: int) -> Any:
+    """The table for levels of up to so many bits, without the even ones."""
+    t = _ratio(2.0 ** (min(kind, _PLAIN) - _ONE))
+    return _table([t ** abs(q) for q in range(-(2**wide), 2**wide)])
 
 
 @cache
-def _nonzero(kind: int) -> Any:
-    """The table for levels that are not zero."""
-    t = _ratio(2.0 ** (kind - _ONE))
-    return _table([t ** abs(q) if q else 0.0 for q in range(-_REACH, _REACH)])
+def _nonzero(kind: int, wide: int) -> Any:
+    """The table for levels that are not zero, of up to so many bits."""
+    t, most = _ratio(2.0 ** (kind - _ONE)), 2**wide - 1
+    return _table([t ** abs(q) if q else 0.0 for q in range(-most, most + 1)])
 
 
-def _gaps(count: int, found: int, shift: int) -> Any:
+def _gaps(count: int, found: int, bits: int) -> Any:
     """The table for zeros before a level, of which ``found`` among ``count`` are not zero, without the last bits."""
-    return _one_sided(round(2 * math.log2((1 + count - found) / (found * 2**shift))))
+    low = max(0, bits - _GAP_BITS)
+    return _one_sided(round(2 * math.log2((1 + count - found) / (found * 2**low))), bits - low)
 
 
 @cache
-def _one_sided(rung: int) -> Any:
+def _one_sided(rung: int, bits: int) -> Any:
     """Geometric, with a mean of 2^(rung / 2)."""
     mean = 2 ** (rung / 2)
-    return _table([(mean / (1 + mean)) ** q for q in range(2**_GAP_BITS)])
+    return _table([(mean / (1 + mean)) ** q for q in range(2**bits)])
 
 
 def _table(chances: list[float]) -> Any:

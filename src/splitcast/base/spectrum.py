@@ -3,51 +3,113 @@ error.
 
 On a few of the samples, with an exact KLT, the entropy of the levels (`base.entropy.ideal_bits`) tells about what a
 step costs, and the coefficients what it loses; both are nearly powers of the step. From there messages are made until
-one fits.
+one fits. Channels are sent up to the last that is worth its column of the KLT.
 """
 
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from splitcast.base.coefficients import OFFSET, Coefficients, Parts, group_sizes, quantised_sizes, spoken
-from splitcast.base.entropy import ideal_bits
+from splitcast.base.coefficients import (
+    OFFSET,
+    Coefficients,
+    Parts,
+    as_rows,
+    as_sent,
+    group_sizes,
+    quantised_sizes,
+    spectra,
+)
+from splitcast.base.entropy import Integers, ideal_bits
+
+Floats = NDArray[np.float64]
 
 SEARCHED = 8
 """Samples on which a step is searched."""
+VECTORS = 32
+"""Vectors per channel of the few samples that suffice for the KLT; with fewer it is that of all samples."""
+FINE = 32.0
 SCALE_BITS = 2
 """About what telling the scale of a group takes."""
+PAYS = 4
+"""Entries of a column that a level of one in its channel pays for: the one takes some ten bits, the other two or
+three."""
 RUNGS = 16
 """Steps to the octave among which one is searched."""
-INTERPOLATED = 5
-"""Steps tried where a power of the step would be; then halves."""
+AIM = 0.97
+"""Share of the bytes that is aimed at, since messages that do not fit are made in vain."""
+SURE = 1.02
+"""By how much the next finer step must be expected to miss the goal if it is not to be tried."""
+FAR = 50.0
+"""Beyond it, on a log scale, a size tells nothing: that of no bits, or of no error."""
 _LEAST = 2.0**-500
 MOST_TRIALS = 12 * RUNGS
 
 
 def ladder(k: int) -> float:
-    """Step k of all that are tried."""
-    return float(2.0 ** (k / RUNGS))
+    """Step k of all that are tried, as it is sent."""
+    return as_sent(2.0 ** (k / RUNGS))
+
+
+class Look(NamedTuple):
+    """What a step gives on a few samples."""
+
+    channels: int
+    """worth their columns"""
+    bits: float
+    """of a message: levels, their scales, and columns"""
+    levels: Tensor
+    """sizes of levels, of these channels and perhaps some more"""
+
+
+def squares(x: Tensor) -> float:
+    """Their sum, in double precision."""
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def sparsity(samples: int) -> int:
+    """Of how many samples one is looked at: of eight one, but eight at least.
+
+    >>> sparsity(20), sparsity(32), sparsity(64), sparsity(256)
+    (2, 4, 8, 8)
+    """
+    return max(1, min(samples // SEARCHED, SEARCHED))
 
 
 class Spectrum(Coefficients):
-    """The coefficients of a message, and what a step costs and loses."""
+    """A message with the KLT of some of its samples and the coefficients of these, which tell what a step costs and
+    loses."""
 
     def __init__(self, x: Tensor, *, clamped: bool) -> None:
         super().__init__(x, clamped=clamped)
-        self.known: dict[float, float] = {}
-        """bits of the steps that were tried"""
+        self.known: dict[float, Look] = {}
+        """the steps that were tried"""
+        few = self.maps[:: sparsity(self.lay.samples)]
+        rows, lay = as_rows(few), self.lay._replace(samples=len(few))
+        self.share = self.lay.samples / len(few)
+        """samples for each of the few"""
+        self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
+        """of the KLT, greatest first"""
+        if self.lay.klt:
+            seen = rows if lay.places >= VECTORS * lay.channels else as_rows(self.maps)
+            gram = (seen @ seen.T / seen.shape[1]).double()  # in single, solvers fail on dead channels
+            energies, vectors = (part.to(x.dtype) for part in torch.linalg.eigh(gram))
+            self.energies, self.vectors = energies.flip(0), vectors.flip(1)
+            rows = self.vectors.T @ rows
+        self.some, self.few = spectra(rows, lay).abs(), lay
+        """sizes of coefficients (C, H W few), ring after ring"""
 
     def within_bytes(self, budget: float) -> tuple[bytes, Parts] | None:
         """The message of the finest step that fits, from the coarse side of an estimate."""
-        at, found = self.search(self.bits, 8 * budget), None
-        for step in map(ladder, range(at, at + MOST_TRIALS)):
-            if self.bits(step) + self.column_bits(step) > 8 * budget:
-                continue
-            found = self.message(step)
+        at, found = self.search(self.bits, 8 * AIM * budget), None
+        for k in range(at, at + MOST_TRIALS):
+            found = self.message(ladder(k))
             if found and len(found[0]) <= budget:
                 return found
         return found
@@ -57,73 +119,95 @@ class Spectrum(Coefficients):
         at = self.search(lambda step: 1 / (self.error(step) + _LEAST), 1 / (worst + 2 * _LEAST)) - 1
         for k in range(at, at - MOST_TRIALS, -1):
             found = self.message(ladder(k))
-            if not found or float((self.seen(found[1]) - x).double().square().sum()) <= worst:
+            if not found or squares(self.seen(found[1]) - x) <= worst:
                 return found
         return None
 
     def search(self, size: Callable[[float], float], goal: float) -> int:
         """The first step of the ladder at which ``size``, nearly a power of the step and falling, is at most this."""
-        top = math.ceil(RUNGS * math.log2(float(self.peaks.max().clamp(min=2.0**-100)))) + RUNGS
-        low, high, above, below = top - 20 * RUNGS, top, 0.0, 0.0  # sizes just before low, and at high
-        middle, probes = top - 4 * RUNGS, 0
+        high = math.ceil(RUNGS * math.log2(max(2.0**-100, float(self.peaks.max())))) + RUNGS
+        low, k = high - 20 * RUNGS, high - 5 * RUNGS
+        before = (k, math.inf)
         while low < high:
-            found, probes = size(ladder(middle)), probes + 1
-            if found > goal:
-                low, above = middle + 1, found
-            else:
-                high, below = middle, found
-            if not above:  # nothing too fine yet: two octaves on
-                middle = max(low, high - 2 * RUNGS)
-                continue
-            share = 0.5
-            if below > 0 and probes < INTERPOLATED:
-                share = math.log(above / goal) / math.log(above / below)
-            middle = min(high - 1, low + int(share * (high - low)))
-        return low
+            missed = math.log(max(size(ladder(k)), _LEAST) / goal)
+            low, high = (k + 1, high) if missed > 0 else (low, k)
+            slope = math.log(2) / RUNGS
+            if max(abs(missed), abs(before[1])) < FAR:
+                slope = max(slope / 8, (missed - before[1]) / (before[0] - k))
+            if missed <= 0 and missed + slope > math.log(SURE):
+                break
+            before = (k, missed)
+            k = min(max(low, k + math.ceil(missed / slope)), high - 1)
+        return high
 
     @cached_property
-    def some(self) -> Tensor:
-        """Sizes of coefficients (C, H W, a few samples), ring after ring."""
-        lay = self.lay
-        every = -(-lay.samples // SEARCHED)
-        rows = self.rows.view(lay.channels, -1, lay.samples)[:, :, ::every]
-        flat = rows.reshape(lay.channels, -1)
-        return (self.vectors.T @ flat if lay.klt else flat).abs().view(rows.shape)
-
-    @cached_property
-    def peaks(self) -> Tensor:
+    def peaks(self) -> NDArray[np.float32]:
         """The largest of each channel (C,)."""
-        return self.some.flatten(1).amax(1)
+        return self.some.amax(1).numpy()
 
-    def bits(self, step: float) -> float:
-        """Bits of the levels, and of their scales."""
+    @cached_property
+    def energy(self) -> Floats:
+        """Of the channels from each on (C + 1,)."""
+        each = torch.linalg.vector_norm(self.some, dim=1).double().square().numpy()
+        return np.append(each[::-1].cumsum()[::-1], 0.0)
+
+    def look(self, step: float) -> Look:
+        """What a step gives."""
         if step not in self.known:
-            self.known[step] = self._bits(step)
+            self.known[step] = self._looked(step)
         return self.known[step]
 
-    def _bits(self, step: float) -> float:
-        kept = spoken(self.peaks / step)
-        if not kept:
-            return 0.0
-        some = self.some[:kept]
-        sizes = group_sizes(self.lay._replace(samples=some.shape[2]), len(some))
-        sums = np.add.reduceat(quantised_sizes(some, step).flatten().numpy(), np.cumsum(sizes) - sizes)
-        return self.lay.samples / some.shape[2] * ideal_bits(sums, sizes) + SCALE_BITS * np.count_nonzero(sums)
+    def _looked(self, step: float) -> Look:
+        alive = np.flatnonzero(self.peaks + OFFSET * step >= step)
+        some = self.some[: int(alive[-1]) + 1 if len(alive) else 0]
+        levels = quantised_sizes(some, step)
+        if not len(some):
+            return Look(0, 0.0, levels)
+        sizes = group_sizes(self.few, len(some))
+        sums = np.add.reduceat(levels.flatten().numpy(), np.cumsum(sizes) - sizes)
+        kept = len(some)
+        if self.lay.klt:
+            told = levels.sum(1).numpy() if len(sizes) % kept else sums.reshape(kept, -1).sum(1)
+            used = np.flatnonzero(PAYS * self.share * told >= self.lay.channels)
+            kept = int(used[-1]) + 1 if len(used) else 0
+            sizes = group_sizes(self.few, kept)
+            sums = sums[: len(sizes)]
+        scales = SCALE_BITS * np.count_nonzero(sums)
+        if self.lay.klt:  # columns are told once, levels of all samples
+            columns = self.column_sums[:kept] * np.exp2(self.fine(step)[:kept])
+            sums = np.concatenate([sums, columns / self.share])
+            sizes = np.concatenate([sizes, np.full(kept, self.lay.channels / self.share)])
+        return Look(kept, self.share * ideal_bits(sums, sizes) + scales, levels)
 
-    def column_bits(self, step: float) -> float:
-        """Bits of the columns of the KLT."""
+    def columns(self, step: float) -> tuple[Integers, Integers]:
         if not self.lay.klt:
-            return 0.0
-        sums = (self.column_sums * self.fine(step).exp2())[self.peaks + OFFSET * step >= step].numpy()
-        return ideal_bits(sums, np.full(len(sums), self.lay.channels))
+            return super().columns(step)
+        kept = self.look(step).channels
+        fine = self.fine(step)[:kept].astype(np.int32)
+        columns = self.vectors[:, :kept] * torch.from_numpy(np.exp2(fine, dtype=np.float32))
+        return fine, columns.round().T.to(torch.int32).numpy()
 
-    @cached_property
-    def column_sums(self) -> Tensor:
-        """Of the sizes in every column of the KLT (C,)."""
-        return self.vectors.abs().sum(0)
+    def fine(self, step: float) -> Floats:
+        """e_k of all channels."""
+        return np.rint(self.log_roots + math.log2(FINE / step)).clip(2, 8)
+
+    def bits(self, step: float) -> float:
+        """Bits of the message."""
+        return self.look(step).bits
 
     def error(self, step: float) -> float:
         """Squared error of the message."""
-        share = self.lay.samples / self.some.shape[2]
-        lost = self.some - step * quantised_sizes(self.some, step)
-        return share * float(lost.double().square().sum())
+        found = self.look(step)
+        lost = torch.sub(self.some[: found.channels], found.levels[: found.channels], alpha=step)
+        return self.share * float(squares(lost) + self.energy[found.channels])
+
+    @cached_property
+    def column_sums(self) -> Floats:
+        """Of the sizes in every column of the KLT (C,)."""
+        return self.vectors.abs().sum(0).double().numpy()
+
+    @cached_property
+    def log_roots(self) -> Floats:
+        """log2 of the roots of the energies (C,)."""
+        roots: Floats = 0.5 * np.log2(self.energies.double().clamp(min=2.0**-100).numpy())
+        return roots

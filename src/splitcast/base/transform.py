@@ -20,7 +20,7 @@ from splitcast.base.codec import EMPTY, FP32, Codec
 from splitcast.base.coefficients import LARGEST, Coefficients, Parts, Shape, orthonormal, parsed, rebuilt
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.rounding import Draw
-from splitcast.base.spectrum import SEARCHED, Spectrum
+from splitcast.base.spectrum import Spectrum, sparsity, squares
 
 __all__ = ["Rate", "Shape", "Spectrum", "Transform"]
 
@@ -130,19 +130,24 @@ class Transform(Codec):
         return 1 + 4 * values if values else 0
 
     def work(self, shape: Sequence[int]) -> tuple[float, float]:
-        """Both ways KLT and DCT as multiply-adds, 8 operations a value for levels and their places, and `CODER` for
-        every byte. Encoding learns the KLT (a Gram matrix, and 9 C^3 for its eigenvectors); unless the step is given,
-        it is searched by `PROBES` times `PROBE` operations a value on some of the samples, and one message in five is
-        made twice."""
-        lay, values = Shape.of(shape), float(math.prod(shape))
-        turn = 2.0 * lay.channels**2 * lay.places if lay.klt else 0.0
-        made = turn + 8.0 * values + CODER * self.nbytes(shape)
-        both = made + 2.0 * (lay.height + lay.width) * values if lay.height * lay.width > 1 else made
-        learned = turn + 9.0 * lay.channels**3 if lay.klt and not self.common else 0.0
-        searched = 0.0
-        if self.rate.by != "step" and not self.common:
-            searched = PROBES * PROBE * values * min(1.0, SEARCHED / max(1, lay.samples)) + 0.2 * made
-        return both + learned + searched, both
+        """Both ways KLT and DCT of the channels that may be sent as multiply-adds, 8 operations a value for levels and
+        their places, and `CODER` for every byte. On some of the samples the KLT is learned (a Gram matrix, and 9 C^3
+        for its eigenvectors) and, unless the step is given, that is searched by `PROBES` times `PROBE` operations a
+        value; then one message in five is made twice."""
+        lay = Shape.of(shape)
+        sent = self.common[0].shape[1] if self.common and lay.klt else lay.channels
+        dct = 2.0 * (lay.height + lay.width) if lay.height * lay.width > 1 else 0.0
+
+        def turned(channels: int) -> float:
+            return (2.0 * lay.channels * (channels if lay.klt else 0) + channels * dct) * lay.places
+
+        both = turned(sent) + 8.0 * sent * lay.places + CODER * self.nbytes(shape)
+        if self.common and self.common[1]:
+            return both, both
+        some, values = 1.0 / sparsity(lay.samples), float(math.prod(shape))
+        gram = 2.0 * lay.channels * values * some + 9.0 * lay.channels**3 if lay.klt else 0.0
+        searched = PROBES * PROBE * values * some + 0.2 * both if self.rate.by != "step" else 0.0
+        return both + gram + some * turned(lay.channels) + searched, both
 
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         return torch.frombuffer(bytearray(self._sent(x)[0]), dtype=torch.uint8) if x.numel() else EMPTY
@@ -194,4 +199,4 @@ class Transform(Codec):
             return spectrum.message(self.value)
         if self.rate.by == "bytes":
             return spectrum.within_bytes(self.value * x.shape[0])
-        return spectrum.within_error(x, self.value * float(x.double().square().sum()))
+        return spectrum.within_error(x, self.value * squares(x))
