@@ -3,7 +3,8 @@ error.
 
 On a few of the samples, with an exact KLT, the entropy of the levels (`base.entropy.ideal_bits`) tells about what a
 step costs, and the coefficients what it loses; both are nearly powers of the step. From there messages are made until
-one fits. Channels are sent up to the last that is worth its column of the KLT.
+one fits. Channels are sent up to the last that is worth its column of the
+KLT: whose levels add up to as many as that has entries.
 """
 
 import math
@@ -37,9 +38,6 @@ VECTORS = 32
 FINE = 32.0
 SCALE_BITS = 2
 """About what telling the scale of a group takes."""
-PAYS = 4
-"""Entries of a column that a level of one in its channel pays for: the one takes some ten bits, the other two or
-three."""
 RUNGS = 16
 """Steps to the octave among which one is searched."""
 AIM = 0.97
@@ -168,7 +166,7 @@ class Spectrum(Coefficients):
         kept = len(some)
         if self.lay.klt:
             told = levels.sum(1).numpy() if len(sizes) % kept else sums.reshape(kept, -1).sum(1)
-            used = np.flatnonzero(PAYS * self.share * told >= self.lay.channels)
+            used = np.flatnonzero(self.share * told >= self.lay.channels)
             kept = int(used[-1]) + 1 if len(used) else 0
             sizes = group_sizes(self.few, kept)
             sums = sums[: len(sizes)]
