@@ -275,15 +275,18 @@ def test_the_last_test_tells_what_the_format_of_the_uplink_costs(clip):
 
 
 def test_operations_of_coding_by_hand():
-    """Of (32, 8, 28, 28): KLT 2 C^2 a place, DCT 2 (28 + 28) a value, 8 a value and 80 a byte; encoding also a Gram
-    matrix, 9 C^3, and a search of 8 times 8 operations on a quarter of the values, with a fifth of making it again."""
+    """Of (32, 8, 28, 28): KLT 2 C^2 a place, DCT 2 (28 + 28) a value, 8 a value and 80 a byte; encoding also, on a
+    quarter of the samples, a Gram matrix, KLT and DCT, and 9 C^3; and a search of 8 times 8 operations a value there, with
+    a tenth of making it again. Where all have three columns in common, KLT and DCT of three channels and their levels."""
     shape, values, places = (32, 8, 28, 28), 32 * 8 * 28 * 28, 32 * 28 * 28
-    made = 2 * 64 * places + 8 * values + 80 * 32 * 150
-    both = made + 2 * 56 * values
-    again = 64 * values / 4 + 0.2 * made
-    assert codec("transform:150B").work(shape) == pytest.approx((both + 128 * places + 9 * 512 + again, both))
-    step = codec("transform:2.5~150B").work(shape)
-    assert step == pytest.approx((both + 128 * places + 9 * 512, both))
+    turned = 2 * 64 * places + 2 * 56 * values
+    both = turned + 8 * values + 80 * 32 * 150
+    learned = (128 * places + turned) / 4 + 9 * 512
+    again = 64 * values / 4 + 0.1 * both
+    assert codec("transform:150B").work(shape) == pytest.approx((both + learned + again, both))
+    assert codec("transform:2.5~150B").work(shape) == pytest.approx((both + learned, both))
+    alike = 2 * 8 * 3 * places + (2 * 56 + 8) * 3 * places + 80 * 32 * 150
+    assert codec("transform:150B").alike(torch.eye(8)[:3], 1.0).work(shape) == pytest.approx((alike, alike))
 
 
 @pytest.mark.parametrize(

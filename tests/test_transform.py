@@ -107,6 +107,16 @@ def test_channels_that_hang_together_cost_as_much_as_one():
     assert float(error / many.square().sum()) < 0.1
 
 
+@pytest.mark.parametrize(("samples", "sent"), [(2, False), (4, True)])
+def test_a_channel_is_sent_if_its_levels_are_as_many_as_its_column_has_entries(samples, sent):
+    """Three channels of constant maps: of the second so many samples have a level of one, 4 x 0.5 / 2 + 0.35 = 1.35."""
+    x = torch.zeros(8, 3, 4, 4)
+    x[:, 0] = 10 * torch.tensor([1.0, -1.0]).repeat(4).view(8, 1, 1)
+    x[:samples, 1] = 0.5  # as often with one sign of the first as with the other: channels are uncorrelated as they are
+    wanted = x.clone() if sent else x * torch.tensor([1.0, 0.0, 0.0]).view(3, 1, 1)
+    assert torch.allclose(codec("transform:2").through(x[None])[0], wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(16, 8, 10, 10), (32, 60), (4, 9, 24)])
 def test_finer_steps_lose_less_until_nothing_is_lost(shape):
     x = features(shape, scale=3.0)
@@ -232,8 +242,8 @@ def test_streams_of_more_numbers_than_the_coder_counts():
     stream = coded(levels, sizes)
     assert len(stream) < 60 and np.array_equal(decoded(stream, sizes), levels)
     coder = ans.stack.AnsCoder()
-    for number, of in ((31, 32), (0, (2**24 >> 16) + 1), (3, 2**16)):  # gaps of 31 even bits, three numbers
-        coder.encode_reverse(np.array([number], np.int32), ans.model.Uniform(of))
+    header, of = [3, 0, 31, 0], [2**16, (2**24 >> 16) + 1, 32, 8]  # three numbers, runs of 31 bits, the largest of one
+    coder.encode_reverse(np.array(header, np.int32), ans.model.Uniform(), np.array(of, np.int32))
     told = np.frombuffer(stream, np.uint8)
     words = np.frombuffer(stream[2:] + bytes(-(len(stream) - 2) % 4), "<u4").astype(np.uint32)
     head = ans.stack.AnsCoder(words)

@@ -133,7 +133,7 @@ class Transform(Codec):
         """Both ways KLT and DCT of the channels that may be sent as multiply-adds, 8 operations a value for levels and
         their places, and `CODER` for every byte. On some of the samples the KLT is learned (a Gram matrix, and 9 C^3
         for its eigenvectors) and, unless the step is given, that is searched by `PROBES` times `PROBE` operations a
-        value; then one message in five is made twice."""
+        value; then one message in ten is made twice."""
         lay = Shape.of(shape)
         sent = self.common[0].shape[1] if self.common and lay.klt else lay.channels
         dct = 2.0 * (lay.height + lay.width) if lay.height * lay.width > 1 else 0.0
@@ -142,11 +142,11 @@ class Transform(Codec):
             return (2.0 * lay.channels * (channels if lay.klt else 0) + channels * dct) * lay.places
 
         both = turned(sent) + 8.0 * sent * lay.places + CODER * self.nbytes(shape)
-        if self.common and self.common[1]:
+        if self.common:
             return both, both
         some, values = 1.0 / sparsity(lay.samples), float(math.prod(shape))
         gram = 2.0 * lay.channels * values * some + 9.0 * lay.channels**3 if lay.klt else 0.0
-        searched = PROBES * PROBE * values * some + 0.2 * both if self.rate.by != "step" else 0.0
+        searched = PROBES * PROBE * values * some + 0.1 * both if self.rate.by != "step" else 0.0
         return both + gram + some * turned(lay.channels) + searched, both
 
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:

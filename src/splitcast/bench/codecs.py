@@ -104,10 +104,12 @@ def _timed(
     whole = partial(Simulator(config, model, Classification(CLASSES), x, y, parts).round, 1)
     seconds = interleaved_medians({"sfl": whole, **turns}, repeats, "formats", time.process_time)
     sfl = seconds.pop("sfl")
-    return [Row("codecs.sfl", 1e3 * sfl, "ms")] + [
-        Row(f"codecs.{name}.time", 100 * often.get(name, 1.0) * value / sfl, "% of an sfl round")
-        for name, value in seconds.items()
-    ]
+    shares = {name: 100 * often.get(name, 1.0) * value / sfl for name, value in seconds.items()}
+    for cut in model.cuts:
+        own = f"cut{cut}.{SflTc.name}"
+        shares[f"{own}.all"] = sum(share for name, share in shares.items() if name.startswith(f"{own}."))
+    rows = [Row("codecs.sfl", 1e3 * sfl, "ms")]
+    return rows + [Row(f"codecs.{name}.time", share, "% of an sfl round") for name, share in shares.items()]
 
 
 def _there_and_back(each: Codec, smashed: Tensor) -> None:
