@@ -148,7 +148,8 @@ class Replay(Headed):
         if not lay.klt:
             return
         link.compute(own.work((AGREED, *shape[1:]))[0], clients)
-        columns, step = torch.eye(lay.channels, device="cpu"), 0.0  # on a site, in a plan, or of an empty pool
+        # on a site, in a plan, which expects half of the channels, or of an empty pool
+        columns, step = torch.eye(lay.channels, device="cpu")[: -(-lay.channels // 2)], 0.0
         if len(self.pool):
             rows = stream(self.seed, "pool", clients.place[0], 1).choice(len(self.pool), AGREED)
             columns, step = own.learned(self.pool.take(rows)[0]) or (columns, step)
