@@ -1,10 +1,10 @@
 """Which step a transform-coded message takes: the finest of a ladder that fits into bytes, or the coarsest within an
 error.
 
-On a few of the samples, with an exact KLT, the entropy of the levels (`base.entropy.ideal_bits`) tells about what a
-step costs, and the coefficients what it loses; both are nearly powers of the step. From there messages are made until
-one fits. Channels are sent up to the last that is worth its column of the
-KLT: whose levels add up to as many as that has entries.
+On a few of the samples, with their KLT, the entropy of the levels (`base.entropy.ideal_bits`) tells about what a step
+costs, and the coefficients what it loses; both are nearly powers of the step. From there messages are made until one
+fits. Channels are sent up to the last that is worth its column of the KLT: whose levels, by size, add up to as many as
+the column has entries. A level takes some ten bits where they are rare, an entry two or three.
 """
 
 import math
@@ -32,10 +32,11 @@ from splitcast.base.entropy import Integers, ideal_bits
 Floats = NDArray[np.float64]
 
 SEARCHED = 8
-"""Samples on which a step is searched."""
+"""Samples at least on which a step is searched, of as many."""
 VECTORS = 32
 """Vectors per channel of the few samples that suffice for the KLT; with fewer it is that of all samples."""
 FINE = 32.0
+"""2^e_k in roots of the channel's energy, in steps."""
 SCALE_BITS = 2
 """About what telling the scale of a group takes."""
 RUNGS = 16

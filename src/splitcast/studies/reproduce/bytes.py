@@ -6,9 +6,10 @@ for a tenth of the rounds; the one with the fewest bytes to the first target, of
 there the highest, goes on, and trains with all seeds if the first is at the first target. A training ends at the last
 target, after all rounds, or with the tenth in which it has sent `BUDGET` times what all training images take when
 gzipped, unless it has ceased to send: whoever is not there by then has lost to sending the images. Who trains on a pool
-sends every sample once, so that its rounds are known beforehand: rates fall along a cosine, weights decay (`DECAY`),
-since it sees samples many times, and it ends at the last target or after all rounds. Rounds in which clients learn
-alone before the first upload (`Method.alone`) come on top. Every test counts as the better of two (`better_tested`).
+sends every sample once, so that its rounds are known beforehand: rates fall along a cosine to the end, in the search to
+the end of that; weights decay (`DECAY`), since it sees samples many times; and it ends at the last target or after all
+rounds. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top. Every test counts as
+the better of two (`better_tested`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
     settings = SEARCH if study.full else SEARCH[:1]
     for setting in settings if len(settings) > 1 else ():
         try:
-            first = {"rounds": _rounds(study, method, 1), "seed": study.seeds[0]}
+            first = _ending(study, method, 1) | {"seed": study.seeds[0]}
             tried[setting] = better_tested(study.run(**first, **common, **setting.values(method)))
         except SplitcastError:  # the loss is no longer a number
             continue
@@ -111,21 +112,23 @@ def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
     return Found(best, runs)
 
 
-def _rounds(study: Study, method: Method, parts: int) -> int:
-    return method.alone - (-study.base.train.rounds * parts // PARTS)
+def _ending(study: Study, method: Method, parts: int) -> dict[str, Any]:
+    """So many parts of a training; with a pool, whose end is known, rates fall towards it and weights decay."""
+    rounds = method.alone - (-study.base.train.rounds * parts // PARTS)
+    falling = {"schedule": "cosine", "weight_decay": DECAY} if method.pooled else {}
+    return {"rounds": rounds, **falling}
 
 
 def _trained(study: Study, method: Method, target: float, **values: Any) -> list[RoundRecord]:
     """One training, part after part until it is at the target, beyond the budget, or no longer a number; with a pool,
-    which has an end, in one go, with rates that fall towards it and weights that decay."""
+    which has an end, in one go."""
     if method.pooled:
-        falling = {"rounds": _rounds(study, method, PARTS), "schedule": "cosine", "weight_decay": DECAY}
-        return better_tested(study.run(**falling, **values))
+        return better_tested(study.run(**_ending(study, method, PARTS), **values))
     records: list[RoundRecord] = []
     budget = BUDGET * sized(study.dataset)
     for parts in range(1, PARTS + 1):
         try:
-            records = better_tested(study.run(rounds=_rounds(study, method, parts), **values))
+            records = better_tested(study.run(**_ending(study, method, parts), **values))
         except SplitcastError:
             if not records:
                 raise

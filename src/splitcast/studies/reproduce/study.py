@@ -119,16 +119,21 @@ class Study:
 
 
 def name_of(config: Config) -> str:
-    """A folder name: what a person looks for, and a digest of all that is not as usual, but for the number of rounds.
+    """A folder name: what a person looks for, and a digest of all that is not as usual, but for the number of rounds
+    where the first rounds of a longer training are a shorter one.
 
     >>> name_of(Config()) == name_of(with_values(Config(), rounds=7))
     True
+    >>> name_of(with_values(Config(), schedule="cosine")) == name_of(with_values(Config(), schedule="cosine", rounds=7))
+    False
     >>> name_of(with_values(Config(), scheme="psl", lr=0.05)).rpartition("-")[0]
     'mnist-mini-psl-cut1-seed0'
     """
     fixed = fixed_cut(config.policy.policy, config.split.cuts[0])
-    if fixed is not None:  # other policies know how long the training is
-        config = with_values(resolved(config), rounds=Config().train.rounds)
+    if fixed is not None:
+        config = resolved(config)
+        if config.train.schedule == "constant":  # other schedules and policies know how long the training is
+            config = with_values(config, rounds=Config().train.rounds)
     usual = set(to_toml(Config()).splitlines())
     unusual = "\n".join(line for line in to_toml(config).splitlines() if line not in usual)
     digest = hashlib.blake2b(unusual.encode(), digest_size=5).hexdigest()
