@@ -276,8 +276,8 @@ def test_the_last_test_tells_what_the_format_of_the_uplink_costs(clip):
 
 def test_operations_of_coding_by_hand():
     """Of (32, 8, 28, 28): KLT 2 C^2 a place, DCT 2 (28 + 28) a value, 8 a value and 80 a byte; encoding also, on a
-    quarter of the samples, a Gram matrix, KLT and DCT, and 9 C^3; and a search of 8 times 8 operations a value there, with
-    a tenth of making it again. Where all have three columns in common, KLT and DCT of three channels and their levels."""
+    quarter of the samples, a Gram matrix, KLT and DCT, and 9 C^3; and a search of 8 times 8 operations a value there,
+    with a tenth of making it again. With three columns in common, KLT and DCT of three channels and their levels."""
     shape, values, places = (32, 8, 28, 28), 32 * 8 * 28 * 28, 32 * 28 * 28
     turned = 2 * 64 * places + 2 * 56 * values
     both = turned + 8 * values + 80 * 32 * 150

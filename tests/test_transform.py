@@ -107,6 +107,51 @@ def test_channels_that_hang_together_cost_as_much_as_one():
     assert float(error / many.square().sum()) < 0.1
 
 
+def uneven():
+    """Messages of which every second or fourth sample tells little of the others; their rate, and most error."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 16, 8, 8, generator=rng)
+    rare = 3 * x.relu() * (torch.rand(64, 16, 1, 1, generator=rng) < 0.1)  # channels that most samples do not have
+    half, loud, quarter = x[:16, :8].clone(), x[:32, :8].clone(), x[:32, :8].clone()
+    half[::2], quarter[::4] = 0, 0
+    loud[1] *= 300
+    one = torch.zeros(100, 1)
+    one[1] = 1
+    return [
+        (half, "0.5", 0.03),
+        (rare, "0.5", 0.03),
+        (rare, "5%", 0.05),
+        (loud, "40B", 0.1),
+        (quarter, "140B", 0.1),
+        (one, "1B", 1e-3),
+    ]
+
+
+@pytest.mark.parametrize(("x", "rate", "worst"), uneven())
+def test_samples_that_were_not_looked_at_arrive_as_well(x, rate, worst):
+    made = codec(f"transform:{rate}")
+    (seen,), (size,) = made.measured(x[None])
+    assert float((seen - x).square().sum()) <= worst * float(x.square().sum())
+    assert size <= (float(rate[:-1]) * len(x) if rate.endswith("B") else 4 * x.numel() / 8)
+    assert torch.equal(made.decode(made.encode(x), x.shape), seen)
+
+
+@pytest.mark.parametrize(
+    ("scale", "rate"), [(1e6, "0.0001"), (1e12, "0.1B"), (2.0**49, "90%"), (2.0**49, "1B"), (1e-30, "40B")]
+)
+def test_levels_and_steps_that_cannot_be_coded_travel_as_they_are(scale, rate):
+    """Levels beyond 2^22, and steps beyond 2^50, which no receiver takes."""
+    x = scale * torch.randn(16, 4, 6, 6, generator=torch.Generator().manual_seed(0)).clamp(-1.9, 1.9)
+    for one in (x, x * torch.tensor([1e-20, 1.0]).repeat(8).view(16, 1, 1, 1)):
+        made = codec(f"transform:{rate}")
+        (seen,), (size,) = made.measured(one[None])
+        assert torch.equal(made.decode(made.encode(one), one.shape), seen)
+        if rate == "0.0001":
+            assert torch.equal(seen, one) and size == made.bound(one.shape)
+    far = codec("transform:1").alike(torch.eye(4), 2.0**60)
+    assert torch.equal(far.through(x[None])[0], x)
+
+
 @pytest.mark.parametrize(("samples", "sent"), [(2, False), (4, True)])
 def test_a_channel_is_sent_if_its_levels_are_as_many_as_its_column_has_entries(samples, sent):
     """Three channels of constant maps: of the second so many samples have a level of one, 4 x 0.5 / 2 + 0.35 = 1.35."""

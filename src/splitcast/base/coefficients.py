@@ -116,10 +116,14 @@ class Coefficients:
         """e_k and rounded columns of a KLT of its own, (r,) and (r, C)."""
         return np.zeros(0, np.int32), np.zeros((0, self.lay.channels), np.int32)
 
+    def instead(self, spread: Tensor, step: float) -> "Coefficients | None":
+        """Who is to make the message, seeing what these coefficients, in steps, leave out."""
+        return None
+
     def message(self, step: float) -> tuple[bytes, Parts] | None:
         """The message of this step, and what it says; None where a level would be too large."""
         step = as_sent(step)
-        if step < 2.0**-100:
+        if not 2.0**-100 <= step <= LARGEST:
             return None
         lay, q = self.lay, self.common
         exponents, columns = self.columns(step)
@@ -127,8 +131,10 @@ class Coefficients:
             q = _orthonormal(exponents, columns)
         # the DCT comes last, when there are fewest channels: KLT and DCT commute
         spread = spectra(as_rows(self.maps) / step if q is None else projected(q / step, self.maps), lay)
+        if (better := self.instead(spread, step)) is not None:
+            return better.message(step)
         largest = torch.maximum(spread.amax(1), -spread.amin(1))
-        if len(largest) and float(largest.max()) >= LIMIT - 1:
+        if len(largest) and not float(largest.max()) < LIMIT - 1:  # not so if there is a NaN
             return None
         if lay.klt:
             kept = spoken(largest)

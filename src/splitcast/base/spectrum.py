@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splitcast.base.coefficients import (
+    KEPT,
     OFFSET,
     Coefficients,
     Parts,
@@ -27,7 +28,7 @@ from splitcast.base.coefficients import (
     quantised_sizes,
     spectra,
 )
-from splitcast.base.entropy import Integers, ideal_bits
+from splitcast.base.entropy import LIMIT, Integers, ideal_bits
 
 Floats = NDArray[np.float64]
 
@@ -45,6 +46,8 @@ AIM = 0.97
 """Share of the bytes that is aimed at, since messages that do not fit are made in vain."""
 SURE = 1.02
 """By how much the next finer step must be expected to miss the goal if it is not to be tried."""
+UNLIKE = 2.0
+"""Times what the few samples let expect of all: then all are looked at."""
 FAR = 50.0
 """Beyond it, on a log scale, a size tells nothing: that of no bits, or of no error."""
 _LEAST = 2.0**-500
@@ -68,8 +71,14 @@ class Look(NamedTuple):
 
 
 def squares(x: Tensor) -> float:
-    """Their sum, in double precision."""
+    """The sum of squares, in double precision."""
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def power(x: Tensor) -> float:
+    """The sum of squares, in that of x."""
+    flat = x.reshape(-1)
+    return float(flat @ flat)
 
 
 def sparsity(samples: int) -> int:
@@ -85,14 +94,18 @@ class Spectrum(Coefficients):
     """A message with the KLT of some of its samples and the coefficients of these, which tell what a step costs and
     loses."""
 
-    def __init__(self, x: Tensor, *, clamped: bool) -> None:
+    def __init__(self, x: Tensor, *, clamped: bool, every: int = 0) -> None:
+        """``every``: of how many samples one is looked at; by itself as few as tell enough of the others."""
         super().__init__(x, clamped=clamped)
         self.known: dict[float, Look] = {}
-        """the steps that were tried"""
-        few = self.maps[:: sparsity(self.lay.samples)]
-        rows, lay = as_rows(few), self.lay._replace(samples=len(few))
+        """the steps that were tried last"""
+        self.total = power(self.maps)
+        few = self.maps[:: every or sparsity(self.lay.samples)]
         self.share = self.lay.samples / len(few)
         """samples for each of the few"""
+        if not every and not self.total / UNLIKE <= self.share * power(few) <= UNLIKE * self.total:
+            few, self.share = self.maps, 1.0
+        rows, lay = as_rows(few), self.lay._replace(samples=len(few))
         self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
         """of the KLT, greatest first"""
         if self.lay.klt:
@@ -103,6 +116,19 @@ class Spectrum(Coefficients):
             rows = self.vectors.T @ rows
         self.some, self.few = spectra(rows, lay).abs(), lay
         """sizes of coefficients (C, H W few), ring after ring"""
+
+    @cached_property
+    def whole(self) -> "Spectrum":
+        """The same of all samples."""
+        return Spectrum(self.maps.view(self.shape), clamped=self.clamped, every=1)
+
+    def instead(self, spread: Tensor, step: float) -> Coefficients | None:
+        """All samples, if others than the few have much in channels that are left out."""
+        left_out = self.lay.channels - len(spread)
+        if self.share == 1 or not left_out:
+            return None
+        expected = self.share * self.energy[len(spread)] / step**2 + self.lay.channels * left_out
+        return self.whole if self.total / step**2 - power(spread) > UNLIKE * expected else None
 
     def within_bytes(self, budget: float) -> tuple[bytes, Parts] | None:
         """The message of the finest step that fits, from the coarse side of an estimate."""
@@ -153,12 +179,16 @@ class Spectrum(Coefficients):
     def look(self, step: float) -> Look:
         """What a step gives."""
         if step not in self.known:
+            if len(self.known) == KEPT:
+                self.known.clear()
             self.known[step] = self._looked(step)
         return self.known[step]
 
     def _looked(self, step: float) -> Look:
         alive = np.flatnonzero(self.peaks + OFFSET * step >= step)
         some = self.some[: int(alive[-1]) + 1 if len(alive) else 0]
+        if len(some) and not self.peaks.max() < LIMIT * step:  # no message has such levels
+            some = some.clamp(max=LIMIT * step)
         levels = quantised_sizes(some, step)
         if not len(some):
             return Look(0, 0.0, levels)
