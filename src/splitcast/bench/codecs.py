@@ -35,7 +35,7 @@ from splitcast.training.task import Classification
 CLIENTS, BATCH, STEPS = 10, 32, 100
 FORMATS = (
     *("fp32", "fp16", "int8", "int4", "int2", "rotated:4", "rotated:2", "lloyd:4", "lloyd:2"),
-    *("transform:1", "transform:2.5", "transform:4", "transform:150B", "transform:80B", "transform:5%"),
+    *("transform:1", "transform:2.5", "transform:4", "transform:150B", "transform:100B", "transform:5%"),
     *("topk:3%", "randtopk:3%", "c3sl:8", "fedlite:1568,16", "fedlite:98,32", "splitfc:0.4/8", "splitfc:0.2/16"),
 )
 

@@ -53,7 +53,7 @@ class Replay(Headed):
     """
 
     name = "sfl-replay"
-    uplink, downlink, sync = codec("transform:80B"), codec("transform:20%"), CODECS["int8"]
+    uplink, downlink, sync = codec("transform:100B"), codec("transform:20%"), CODECS["int8"]
     one_server = True
     at_once = False
     """Whether all is sent in one round"""
