@@ -21,8 +21,12 @@ ALONE = 10
 LEARNED: dict[str, Any] = {"local_steps": 20, "heads.pool": 2, "optimizer_state": "local"}
 """Steps on the clients cost no bytes, and their momentum need not travel."""
 REPLAYED = LEARNED | {"sfl-replay.learn": "local", "sfl-replay.start": ALONE, "sfl-replay.until": ALONE}
-FIRST_LAYER = {"fashion-mnist": REPLAYED, "cifar10": REPLAYED | {"uplink_codec": "transform:320B"}}
-"""How ours by replay has its first layer, by data set: on digits a random one is enough."""
+OURS: dict[str, dict[str, Any]] = {
+    "mnist": {"uplink_codec": "transform:80..160B@60"},
+    "fashion-mnist": REPLAYED | {"uplink_codec": "transform:80B"},
+    "cifar10": REPLAYED | {"uplink_codec": "transform:320B"},
+}
+"""How ours by replay has its first layer and sends it, by data set: on digits a random one is enough."""
 CHANGED = {"cifar10": ("mirror,shift:1", "mirror,shift:2")}
 """How those with a pool change feature maps and images at random, by data set: where they are soon known by heart."""
 
@@ -83,7 +87,7 @@ def _pooled(scheme: str, changed: str, values: Mapping[str, Any], alone: int = 0
 def methods(dataset: str = "mnist", *, small: bool = False) -> dict[str, Method]:
     """By the names in the table; ``small`` is for the narrow network. Ampere sends all at once, so that what it sends
     is chosen beforehand: a tenth of the samples."""
-    learned, arch = FIRST_LAYER.get(dataset, {}), f"{RAW}:{'small' if small else 'whole'}"
+    ours, arch = OURS.get(dataset, {}), f"{RAW}:{'small' if small else 'whole'}"
     maps, pixels = CHANGED.get(dataset, ("", ""))
     return {
         "sfl": Method({"scheme": "sfl"}),
@@ -96,7 +100,7 @@ def methods(dataset: str = "mnist", *, small: bool = False) -> dict[str, Method]
         "fsl-sage": _at_home("fsl-sage", "fsl-sage.every", "fsl-sage.align_every"),
         "ampere": _pooled("ampere", maps, LEARNED | {"ampere.device_rounds": ALONE}, ALONE, 640),
         STEPS: Method({"scheme": "sfl-tc"}),
-        POOL: _pooled("sfl-replay", maps, learned, ALONE if learned else 0),
+        POOL: _pooled("sfl-replay", maps, ours, ours.get("sfl-replay.start", 0)),
         **{
             f"images, {kind}": _pooled("sfl-replay", pixels, {"arch": arch, "uplink_codec": f"{RAW}:{kind.title()}"})
             for kind in ("gzip", "jpeg")
