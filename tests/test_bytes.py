@@ -121,7 +121,7 @@ def test_transform_coded_sfl_is_basis_broadcast_with_other_formats():
 
 def test_a_record_of_transform_coded_sfl_says_what_it_took():
     written = resolved(with_values(Config(), scheme="sfl-tc", cut=2))
-    assert (written.split.uplink_codec, written.split.sync_codec, written.sfl_gb.rank) == ("transform:5%", "int4", 8)
+    assert (written.split.uplink_codec, written.split.sync_codec, written.sfl_gb.rank) == ("transform:5%", "int4", 16)
     again = make_scheme(with_values(written, scheme="sfl-gb"))
     assert again.uplink.name == "transform:5%" and again.sync.name == "int4" and again.sync_every == 2
 

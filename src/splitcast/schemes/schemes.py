@@ -152,7 +152,7 @@ class SflTc(SflGb):
     name = "sfl-tc"
     usual: Mapping[int, Lean] = {
         1: Lean("transform:150B", "transform:20%", "int4", 2),
-        2: Lean("transform:5%", "transform:20%", "int4", 8, 2),
+        2: Lean("transform:5%", "int4", "int4", 16, 2),
     }
     deeper = Lean("transform:5%", "int8", "int4", 32, 2)
     tokens: Mapping[int, Lean] = {
