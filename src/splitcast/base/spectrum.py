@@ -94,16 +94,16 @@ class Spectrum(Coefficients):
     """A message with the KLT of some of its samples and the coefficients of these, which tell what a step costs and
     loses."""
 
-    def __init__(self, x: Tensor, *, clamped: bool, every: int = 0) -> None:
-        """``every``: of how many samples one is looked at; by itself as few as tell enough of the others."""
+    def __init__(self, x: Tensor, *, clamped: bool, whole: bool = False) -> None:
+        """``whole``: look at all samples; else at a few, if these tell enough of the others."""
         super().__init__(x, clamped=clamped)
         self.known: dict[float, Look] = {}
         """the steps that were tried last"""
         self.total = power(self.maps)
-        few = self.maps[:: every or sparsity(self.lay.samples)]
+        few = self.maps[:: 1 if whole else sparsity(self.lay.samples)]
         self.share = self.lay.samples / len(few)
         """samples for each of the few"""
-        if not every and not self.total / UNLIKE <= self.share * power(few) <= UNLIKE * self.total:
+        if not whole and not self.total / UNLIKE <= self.share * power(few) <= UNLIKE * self.total:
             few, self.share = self.maps, 1.0
         rows, lay = as_rows(few), self.lay._replace(samples=len(few))
         self.energies, self.vectors = torch.empty(0, device="cpu"), torch.empty(0, 0, device="cpu")
@@ -120,7 +120,7 @@ class Spectrum(Coefficients):
     @cached_property
     def whole(self) -> "Spectrum":
         """The same of all samples."""
-        return Spectrum(self.maps.view(self.shape), clamped=self.clamped, every=1)
+        return Spectrum(self.maps.view(self.shape), clamped=self.clamped, whole=True)
 
     def instead(self, spread: Tensor, step: float) -> Coefficients | None:
         """All samples, if others than the few have much in channels that are left out."""
