@@ -138,8 +138,8 @@ class Rows(Codec):
         return self.values(self.numbers(rows, heads, draw), heads).view(x.shape)
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        rows, values = math.prod(shape[: 2 if len(shape) > 2 else 1]), math.prod(shape)
-        return 2 * rows + -(-self.bits * values // 8) if values else 0
+        samples, rows, _ = as_rows_shape(shape)
+        return 2 * samples * rows + -(-self.bits * math.prod(shape) // 8) if math.prod(shape) else 0
 
     def encode(self, x: Tensor, draw: Draw | None = None) -> Tensor:
         if not x.numel():
@@ -153,8 +153,8 @@ class Rows(Codec):
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
         if not math.prod(shape):
             return torch.empty(*shape, device=payload.device)
-        rows = as_rows(torch.empty(1, *shape, device="meta")).shape
-        size = 2 * math.prod(rows[:-1])
+        rows = 1, *as_rows_shape(shape)
+        size = 2 * rows[1] * rows[2]
         heads = payload[:size].clone().view(torch.bfloat16).view(*rows[:-1], 1)
         numbers = unpack(payload[size:], self.bits, math.prod(shape)).view(rows).float()
         return self.values(numbers, heads).view(*shape)
@@ -230,6 +230,12 @@ def as_rows(x: Tensor) -> Tensor:
     if x.dim() < 4:
         return x.reshape(*x.shape[:2], 1, -1)
     return x.flatten(3)
+
+
+def as_rows_shape(shape: Sequence[int]) -> tuple[int, int, int]:
+    """The same of the shape of one message (b, *d): (b, r, values)."""
+    rows = shape[1] if len(shape) > 2 else 1
+    return shape[0], rows, math.prod(shape[1:]) // max(1, rows)
 
 
 def rounded_up(size: Tensor, fewer: int = 0) -> Tensor:

@@ -28,6 +28,7 @@ After the design of image coders (JPEG; Karhunen-Loève over channels as in JPEG
 """
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitcast.base.entropy import LIMIT, Integers, coded, decoded
+from splitcast.base.entropy import LIMIT, Integers, changes, coded, decoded
 from splitcast.base.errors import SplitcastError
 
 OFFSET = 0.35
@@ -272,7 +273,7 @@ def _packed(parts: Parts, lay: Shape) -> bytes:
     if lay.klt:
         head += len(parts.levels).to_bytes(2, "little")
         if not parts.shared:
-            numbers = [np.diff(parts.exponents, prepend=np.int32(5)), parts.columns.reshape(-1), *numbers]
+            numbers = [changes(parts.exponents, 5), parts.columns.reshape(-1), *numbers]
     return head + coded(np.concatenate(numbers), _all_sizes(lay, len(parts.levels), shared=parts.shared))
 
 
@@ -284,7 +285,7 @@ def parsed(data: bytes, lay: Shape, common: Tensor | None = None) -> Parts:
         raise SplitcastError("is not a message of this format")
     shared = bool(data[0] & SHARED)
     most = common.shape[1] if common is not None and shared else lay.channels
-    step = float(torch.frombuffer(bytearray(data[1:3]), dtype=torch.bfloat16))
+    (step,) = struct.unpack("<f", bytes(2) + data[1:3])
     channels = int.from_bytes(data[3:5], "little") if lay.klt else lay.channels
     if not 2.0**-100 <= step <= LARGEST or channels > most:
         raise SplitcastError("has a step or a number of channels that cannot be")
@@ -318,4 +319,5 @@ def rebuilt(parts: Parts, lay: Shape, shape: Sequence[int], common: Tensor | Non
 
 
 def _head(step: float) -> bytes:
-    return torch.tensor([step], device="cpu").bfloat16().view(torch.uint8).numpy().tobytes()
+    """A step that is a bfloat16, the upper half of a float32."""
+    return struct.pack("<f", step)[2:]

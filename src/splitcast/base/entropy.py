@@ -58,8 +58,8 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     (8, [0, 0, 3, -1, 0, 0])
     """
     spoken = _Spoken.of(levels, sizes)
-    changes, steps = _told(spoken.classes)
-    heads = [_class_of(part) for part in (changes, steps)]
+    told = _told(spoken.classes)
+    heads = [_class_of(part) for part in told]
     coder = ans.stack.AnsCoder()
     order = _Order.of(spoken.classes, sizes)
     runs, others = order.classes()
@@ -72,7 +72,7 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
         by_class = np.argsort(spoken.classes[spoken.group].astype(np.int8), kind="stable")  # as int8: a radix sort
         by_class = by_class[: np.searchsorted(places[by_class], runs[-1].stop)]
         _push_runs(coder, runs, places[by_class], spoken.values[by_class])
-    for kind, part in zip(reversed(heads), (steps, changes), strict=True):
+    for kind, part in zip(reversed(heads), reversed(told), strict=True):
         _push(coder, kind, part)
     words: bytes = coder.get_compressed().astype("<u4").tobytes()
     return bytes(heads) + words.rstrip(b"\0")
@@ -112,6 +112,18 @@ def ideal_bits(sums: NDArray[Any], sizes: NDArray[Any]) -> float:
     return float(bits[sums > 0].sum())
 
 
+def changes(numbers: NDArray[Any], before: int) -> NDArray[Any]:
+    """From each number to the next; the first one from ``before``.
+
+    >>> changes(np.array([3, 5, 4]), 2).tolist()
+    [1, 2, -1]
+    """
+    found = numbers.copy()
+    found[1:] -= numbers[:-1]
+    found[:1] -= before
+    return found
+
+
 class _Spoken(NamedTuple):
     """Levels that are not zero, since most are, and the class of every group."""
 
@@ -126,8 +138,9 @@ class _Spoken(NamedTuple):
     def of(levels: Integers, sizes: NDArray[Any]) -> "_Spoken":
         at = np.flatnonzero(levels != 0)  # twice as fast as without the comparison
         values = levels[at]
-        first = np.searchsorted(at, np.cumsum(sizes) - sizes)
-        count = np.diff(first, append=len(at))
+        edges = np.searchsorted(at, np.cumsum(sizes))
+        count = changes(edges, 0)
+        first = edges - count
         sums, most = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
         if len(at):
             size, some = np.abs(values), count > 0
@@ -147,20 +160,17 @@ def _classes(sums: NDArray[Any], most: NDArray[Any], sizes: NDArray[Any]) -> NDA
 
 
 def _class_of(levels: Integers) -> int:
-    """The class of a single group."""
-    if not len(levels):
-        return 0
-    size = np.abs(levels)
-    return int(_classes(size.sum(keepdims=True, dtype=np.int64), size.max(keepdims=True), np.array([len(size)]))[0])
+    """The class of a single group of numbers within the tables."""
+    total = int(np.abs(levels).sum())
+    return min(max(_RARE, round(math.log2(total / len(levels))) + _ONE), _LAST) if total else 0
 
 
 def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
     """How classes travel: 1 where groups begin or cease to be silent, and the steps from one class to the next."""
     spoken = classes > 0
-    changes = spoken.astype(np.int32)
-    changes[1:] = spoken[1:] != spoken[:-1]
-    steps = classes[spoken].astype(np.int32)
-    return changes, steps - np.concatenate([np.array([_ONE], np.int32), steps[:-1]])[: len(steps)]
+    edges = spoken.astype(np.int32)
+    edges[1:] = spoken[1:] != spoken[:-1]
+    return edges, changes(classes[spoken].astype(np.int32), _ONE)
 
 
 class _Class(NamedTuple):
@@ -206,13 +216,13 @@ class _Order(NamedTuple):
 
     def classes(self) -> tuple[list[_Class], list[_Class]]:
         """Every class but the silent one: those with runs of zeros, and the others."""
-        last, found = np.cumsum(self.counts).tolist(), []
-        kinds = (np.flatnonzero(self.counts[1:]) + 1).tolist()
-        for kind in kinds:
-            groups = slice(last[kind - 1], last[kind])
-            stop = int(self.before[groups.stop - 1] + self.sizes[groups.stop - 1])
-            found.append(_Class(kind, groups, int(self.before[groups.start]), stop))
-        sparse = sum(kind <= _SPARSE for kind in kinds)
+        last, counts = np.cumsum(self.counts).tolist(), self.counts.tolist()
+        edges, sparse, found = [*self.before.tolist(), int(self.sizes.sum())], 0, []
+        for kind in range(1, len(counts)):
+            if counts[kind]:
+                groups = slice(last[kind - 1], last[kind])
+                found.append(_Class(kind, groups, edges[groups.start], edges[groups.stop]))
+                sparse += kind <= _SPARSE
         return found[:sparse], found[sparse:]
 
     def places(self, classes: Sequence[_Class]) -> NDArray[np.int64]:
@@ -252,7 +262,7 @@ def _push_runs(coder: Any, classes: Sequence[_Class], at: NDArray[Any], values: 
     """Of every class, whose levels lie between its start and stop: how many are not zero, of how many bits are the
     longest run of zeros before one and the largest, then all runs and all of them; the same bits in fewer numbers."""
     first = np.searchsorted(at, [own.start for own in classes])
-    gaps = np.diff(at, prepend=-1)
+    gaps = changes(at, -1)
     gaps[first] = at[first] - [own.start - 1 for own in classes]
     gaps = gaps.astype(np.int32) - np.int32(1)
     longest = np.maximum.reduceat(gaps, first).tolist()

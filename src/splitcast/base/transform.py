@@ -183,7 +183,7 @@ class Transform(Codec):
     def _sent(self, x: Tensor) -> tuple[bytes, Parts | None]:
         """A message, and what it says; None if the values as they are."""
         x = x.detach().to("cpu", torch.float32)
-        low, high = (float(v) for v in torch.aminmax(x))
+        low, high = float(x.amin()), float(x.amax())
         if max(-low, high) < LARGEST:  # not so if there is a NaN
             found = self._coded(x, clamped=low >= 0)
             if found and len(found[0]) < self.bound(x.shape):
