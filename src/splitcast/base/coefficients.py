@@ -39,8 +39,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splitcast.base.entropy import LIMIT, Integers, changes, coded, decoded
+from splitcast.base.entropy import LIMIT, coded, decoded
 from splitcast.base.errors import SplitcastError
+from splitcast.base.scales import Integers, changes
 
 OFFSET = 0.35
 """What is added before rounding down; 1/2 would be to nearest."""

@@ -19,34 +19,35 @@ itself: nothing that was sent before is needed to read it.
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from constriction import stream as ans
 from numpy.typing import NDArray
 
 from splitcast.base.errors import SplitcastError
-
-Integers = NDArray[np.int32]
+from splitcast.base.scales import (
+    LAST,
+    ONE,
+    PLAIN,
+    RARE,
+    WIDEST,
+    Class,
+    Integers,
+    Order,
+    Spoken,
+    changes,
+    class_of,
+    digits,
+    even_bits,
+    ratio,
+    told_of,
+)
 
 LIMIT = 2**22
 """Numbers are smaller than this in size."""
-_WIDEST = 8
-_REACH = 2**_WIDEST
-"""Tables go from -256 to 255 at most."""
-_WIDTHS = ans.model.Uniform(_WIDEST + 1)
-_ONE = 11
-"""Class with a = 1."""
-_PLAIN = 14
-"""Last class without bits that travel as they are: a = 8."""
-_LAST = _PLAIN + 14
-_SPARSE = 10
-"""Last class whose zeros are counted instead of told one by one: a = 1/2."""
-_RARE = 4
-"""First class with runs: whatever is rarer than a = 1/128 is told with it, since a class of its own takes 30 bits."""
+_WIDTHS = ans.model.Uniform(WIDEST + 1)
 _GAP_BITS = 10
-_EVEN = 2**24
-"""Most values of an even distribution that the coder takes."""
 _SUM = 2.0**30
 
 
@@ -57,11 +58,11 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
     >>> len(stream), decoded(stream, np.array([2, 3, 1], np.int32)).tolist()
     (8, [0, 0, 3, -1, 0, 0])
     """
-    spoken = _Spoken.of(levels, sizes)
-    told = _told(spoken.classes)
-    heads = [_class_of(part) for part in told]
+    spoken = Spoken.of(levels, sizes)
+    told = told_of(spoken.classes)
+    heads = [class_of(part) for part in told]
     coder = ans.stack.AnsCoder()
-    order = _Order.of(spoken.classes, sizes)
+    order = Order.of(spoken.classes, sizes)
     runs, others = order.classes()
     if others:
         some = levels[order.places(others)]
@@ -80,7 +81,7 @@ def coded(levels: Integers, sizes: Integers) -> bytes:
 
 def decoded(stream: bytes, sizes: Integers) -> Integers:
     """The levels of a stream; what cannot be one raises a `SplitcastError`."""
-    if len(stream) < 2 or max(stream[:2]) > _LAST:
+    if len(stream) < 2 or max(stream[:2]) > LAST:
         raise SplitcastError("code stream: has no beginning")
     words = np.frombuffer(stream[2:] + bytes(-(len(stream) - 2) % 4), "<u4").astype(np.uint32)
     if len(words) and not words[-1]:
@@ -88,10 +89,10 @@ def decoded(stream: bytes, sizes: Integers) -> Integers:
     coder = ans.stack.AnsCoder(words)
     silent = np.cumsum(_pop(coder, stream[0], len(sizes))) % 2 == 0
     classes = np.zeros(len(sizes), np.int64)
-    classes[~silent] = _ONE + np.cumsum(_pop(coder, stream[1], int((~silent).sum())), dtype=np.int64)
-    if classes[~silent].size and not _RARE <= classes[~silent].min() <= classes[~silent].max() <= _LAST:
+    classes[~silent] = ONE + np.cumsum(_pop(coder, stream[1], int((~silent).sum())), dtype=np.int64)
+    if classes[~silent].size and not RARE <= classes[~silent].min() <= classes[~silent].max() <= LAST:
         raise SplitcastError("code stream: has a scale that does not exist")
-    levels, order = np.zeros(int(sizes.sum()), np.int32), _Order.of(classes, sizes)
+    levels, order = np.zeros(int(sizes.sum()), np.int32), Order.of(classes, sizes)
     runs, others = order.classes()
     if runs:
         at, values = _pop_runs(coder, runs)
@@ -107,141 +108,15 @@ def decoded(stream: bytes, sizes: Integers) -> Integers:
 def ideal_bits(sums: NDArray[Any], sizes: NDArray[Any]) -> float:
     """Bits that groups of these sums of |q| take, about; scales not counted."""
     a = np.maximum(sums / np.maximum(sizes, 1), 2.0**-20)
-    t = _ratio(a)
+    t = ratio(a)
     bits = -(sizes * np.log2((1 - t) / (1 + t)) + sums * np.log2(t))
     return float(bits[sums > 0].sum())
-
-
-def changes(numbers: NDArray[Any], before: int) -> NDArray[Any]:
-    """From each number to the next; the first one from ``before``.
-
-    >>> changes(np.array([3, 5, 4]), 2).tolist()
-    [1, 2, -1]
-    """
-    found = numbers.copy()
-    found[1:] -= numbers[:-1]
-    found[:1] -= before
-    return found
-
-
-class _Spoken(NamedTuple):
-    """Levels that are not zero, since most are, and the class of every group."""
-
-    at: NDArray[np.intp]
-    values: Integers
-    group: NDArray[np.intp]
-    """of each of them"""
-    classes: NDArray[np.int64]
-    """by the mean size in a group, and no number may be beyond its table"""
-
-    @staticmethod
-    def of(levels: Integers, sizes: NDArray[Any]) -> "_Spoken":
-        at = np.flatnonzero(levels != 0)  # twice as fast as without the comparison
-        values = levels[at]
-        edges = np.searchsorted(at, np.cumsum(sizes))
-        count = changes(edges, 0)
-        first = edges - count
-        sums, most = np.zeros(len(sizes), np.int64), np.zeros(len(sizes), np.int64)
-        if len(at):
-            size, some = np.abs(values), count > 0
-            sums[some] = np.add.reduceat(size, first[some], dtype=np.int64)
-            most[some] = np.maximum.reduceat(size, first[some])
-        classes = _classes(sums, most, sizes) if len(at) else np.zeros(len(sizes), np.int64)
-        return _Spoken(at, values, np.repeat(np.arange(len(sizes)), count), classes)
-
-
-def _classes(sums: NDArray[Any], most: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.int64]:
-    """Classes of groups of these sizes, by the sums and the greatest of their |q|."""
-    classes = np.rint(np.log2(np.maximum(sums, 1) / sizes)).astype(np.int64) + _ONE
-    if most.max() >= _REACH:
-        shifts = np.ceil(np.log2((most + 1) / _REACH)).astype(np.int64)
-        classes = np.maximum(classes, np.where(shifts > 0, _PLAIN + shifts, 1))
-    return np.where(sums > 0, classes.clip(_RARE, _LAST), 0)
-
-
-def _class_of(levels: Integers) -> int:
-    """The class of a single group of numbers within the tables."""
-    total = int(np.abs(levels).sum())
-    return min(max(_RARE, round(math.log2(total / len(levels))) + _ONE), _LAST) if total else 0
-
-
-def _told(classes: NDArray[np.int64]) -> tuple[Integers, Integers]:
-    """How classes travel: 1 where groups begin or cease to be silent, and the steps from one class to the next."""
-    spoken = classes > 0
-    edges = spoken.astype(np.int32)
-    edges[1:] = spoken[1:] != spoken[:-1]
-    return edges, changes(classes[spoken].astype(np.int32), _ONE)
-
-
-class _Class(NamedTuple):
-    """Groups of one class, one behind the other."""
-
-    kind: int
-    groups: slice
-    """in the order of classes"""
-    start: int
-    """of their levels, in that order"""
-    stop: int
-
-    def told(self, found: int = 0, bits: int = 0, wide: int = 1) -> list[tuple[int, int]]:
-        """What the stream tells of a class with runs, and how many values each number has."""
-        digits = _digits(self.stop - self.start)
-        return [
-            *(((found >> 16 * place) % size, size) for place, size in enumerate(digits)),
-            (bits, 32),
-            (wide - 1, _WIDEST),
-        ]
-
-
-class _Order(NamedTuple):
-    """Groups in the order of their classes: how levels are coded."""
-
-    counts: NDArray[np.intp]
-    """groups of every class"""
-    rank: NDArray[np.intp]
-    """where each group is in that order; all below are in it"""
-    sizes: NDArray[Any]
-    first: NDArray[np.int64]
-    """where each begins among all levels as they are"""
-    before: NDArray[np.int64]
-    """and in the order of classes"""
-
-    @staticmethod
-    def of(classes: NDArray[np.int64], sizes: NDArray[Any]) -> "_Order":
-        order = np.argsort(classes.astype(np.int8), kind="stable")
-        rank = np.empty_like(order)
-        rank[order] = np.arange(len(order))
-        own, starts = sizes[order], (np.cumsum(sizes, dtype=np.int64) - sizes)[order]
-        return _Order(np.bincount(classes, minlength=1), rank, own, starts, np.cumsum(own, dtype=np.int64) - own)
-
-    def classes(self) -> tuple[list[_Class], list[_Class]]:
-        """Every class but the silent one: those with runs of zeros, and the others."""
-        last, counts = np.cumsum(self.counts).tolist(), self.counts.tolist()
-        edges, sparse, found = [*self.before.tolist(), int(self.sizes.sum())], 0, []
-        for kind in range(1, len(counts)):
-            if counts[kind]:
-                groups = slice(last[kind - 1], last[kind])
-                found.append(_Class(kind, groups, edges[groups.start], edges[groups.stop]))
-                sparse += kind <= _SPARSE
-        return found[:sparse], found[sparse:]
-
-    def places(self, classes: Sequence[_Class]) -> NDArray[np.int64]:
-        """Of all levels of classes that follow one another, as they are."""
-        groups = slice(classes[0].groups.start, classes[-1].groups.stop)
-        shifts = self.first[groups] - self.before[groups]
-        return np.repeat(shifts, self.sizes[groups]) + np.arange(classes[0].start, classes[-1].stop)
-
-    def outside(self, at: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places in the order of classes as they are."""
-        k = np.searchsorted(self.before, at, side="right") - 1
-        places: NDArray[np.int64] = at + (self.first - self.before)[k]
-        return places
 
 
 def _push(coder: Any, kind: int, levels: Integers) -> None:
     if not kind or not len(levels):
         return
-    shift = _even_bits(kind)
+    shift = even_bits(kind)
     if shift:
         coder.encode_reverse(levels & (2**shift - 1), ans.model.Uniform(2**shift))
         levels = levels >> shift
@@ -253,12 +128,12 @@ def _push(coder: Any, kind: int, levels: Integers) -> None:
 def _pop(coder: Any, kind: int, count: int) -> Integers:
     if not kind or not count:
         return np.zeros(count, np.int32)
-    shift, wide = _even_bits(kind), int(coder.decode(_WIDTHS, 1)[0])
+    shift, wide = even_bits(kind), int(coder.decode(_WIDTHS, 1)[0])
     levels: Integers = coder.decode(_all(kind, wide), count) - np.int32(2**wide)
     return (levels << shift) + coder.decode(ans.model.Uniform(2**shift), count) if shift else levels
 
 
-def _push_runs(coder: Any, classes: Sequence[_Class], at: NDArray[Any], values: Integers) -> None:
+def _push_runs(coder: Any, classes: Sequence[Class], at: NDArray[Any], values: Integers) -> None:
     """Of every class, whose levels lie between its start and stop: how many are not zero, of how many bits are the
     longest run of zeros before one and the largest, then all runs and all of them; the same bits in fewer numbers."""
     first = np.searchsorted(at, [own.start for own in classes])
@@ -283,14 +158,14 @@ def _push_runs(coder: Any, classes: Sequence[_Class], at: NDArray[Any], values: 
     coder.encode_reverse(numbers, ans.model.Uniform(), of)
 
 
-def _pop_runs(coder: Any, classes: Sequence[_Class]) -> tuple[NDArray[np.int64], Integers]:
+def _pop_runs(coder: Any, classes: Sequence[Class]) -> tuple[NDArray[np.int64], Integers]:
     """Where levels of these classes are not zero, and what they are."""
     of = np.array([size for own in classes for _, size in own.told()], np.int32)
     told = iter(coder.decode(ans.model.Uniform(), of).tolist())
     gaps, values, counts = [], [], []
     for own in classes:
         size = own.stop - own.start
-        found = sum(next(told) << 16 * place for place in range(len(_digits(size))))
+        found = sum(next(told) << 16 * place for place in range(len(digits(size))))
         bits, wide = next(told), next(told) + 1
         if not 0 < found <= size or bits > size.bit_length():
             raise SplitcastError("code stream: has a group that cannot be")
@@ -314,27 +189,17 @@ def _pop_runs(coder: Any, classes: Sequence[_Class]) -> tuple[NDArray[np.int64],
     return at, np.concatenate(values)
 
 
-def _digits(most: int) -> list[int]:
-    """How many values each digit of numbers up to ``most`` has, the lowest first: the coder takes up to 2^24."""
-    return [most + 1] if most < _EVEN else [2**16, (most >> 16) + 1]
-
-
-def _even_bits(kind: int) -> int:
-    """Bits of a number that travel as they are."""
-    return max(0, kind - _PLAIN)
-
-
 @cache
 def _all(kind: int, wide: int) -> Any:
     """The table for levels of up to so many bits, without the even ones."""
-    t = _ratio(2.0 ** (min(kind, _PLAIN) - _ONE))
+    t = ratio(2.0 ** (min(kind, PLAIN) - ONE))
     return _table([t ** abs(q) for q in range(-(2**wide), 2**wide)])
 
 
 @cache
 def _nonzero(kind: int, wide: int) -> Any:
     """The table for levels that are not zero, of up to so many bits."""
-    t, most = _ratio(2.0 ** (kind - _ONE)), 2**wide - 1
+    t, most = ratio(2.0 ** (kind - ONE)), 2**wide - 1
     return _table([t ** abs(q) if q else 0.0 for q in range(-most, most + 1)])
 
 
@@ -355,8 +220,3 @@ def _table(chances: list[float]) -> Any:
     """Probabilities as whole numbers."""
     whole = np.maximum(np.rint(_SUM * np.array(chances) / sum(chances)), 1)
     return ans.model.Categorical(whole, perfect=False)
-
-
-def _ratio(a: Any) -> Any:
-    """t of the two-sided geometric distribution with E|q| = a."""
-    return (np.sqrt(1 + a * a) - 1) / a

@@ -28,7 +28,8 @@ from splitcast.base.coefficients import (
     quantised_sizes,
     spectra,
 )
-from splitcast.base.entropy import LIMIT, Integers, ideal_bits
+from splitcast.base.entropy import LIMIT, ideal_bits
+from splitcast.base.scales import Integers
 
 Floats = NDArray[np.float64]
 
