@@ -222,7 +222,10 @@ def test_cuts_in_a_configuration():
         ({"cut": "1,x"}, "cut: value error, give a number, one for every client as in 1,1,2,4, or auto, got '1,x'"),
         ({"cut": (1, 2, 1, 1), "policy": "greedy"}, "policy: 'greedy' moves one cut; with one for every client use"),
         ({"cut": (1, 2, 1, 1), "scheme": "cse-fsl"}, "cut: cse-fsl with its settings needs one cut for all clients"),
-        ({"cut": (1, 2, 1, 1), "sync_codec": "int8", "scheme": "sfl"}, "cut: sfl with its settings needs one cut"),
+        (
+            {"cut": (1, 2, 1, 1), "sync_codec": "int8", "scheme": "sfl"},
+            "sync_codec: 'int8' of sfl needs one cut",
+        ),
         ({"cut": (1, 2, 1, 1), "client_update": "identical"}, "client_update: 'identical' needs one cut"),
         (
             {"cut": (1, 2, 1, 1), "scheme": "sfl-gb"},

@@ -242,7 +242,10 @@ def test_the_old_epsl_is_read_from_what_runs_wrote():
     [
         ({"scheme": "merge-sfl", "merge-sfl.batches": (1, 2)}, "merge-sfl.batches: 2 numbers up to 2; give one for"),
         ({"scheme": "merge-sfl", "merge-sfl.batches": (64,)}, "merge-sfl.batches: 1 numbers up to 64; give one for"),
-        ({"scheme": "merge-sfl", "merge-sfl.batches": (0, 1, 1)}, "batches.0: input should be greater than or equal"),
+        (
+            {"scheme": "merge-sfl", "merge-sfl.batches": (0, 1, 1)},
+            "merge-sfl.batches.0: input should be greater",
+        ),
         ({"scheme": "cpsl", "sync_every": 2}, "sync_every: 2 needs a parallel split scheme, not cpsl"),
         ({"scheme": "cpsl", "sync_codec": "int8"}, "sync_codec: 'int8'; cpsl hands halves on exactly"),
         ({"scheme": "epsl", "arch": "resnet18"}, "scheme: epsl puts rows of several clients together; it needs"),

@@ -9,7 +9,7 @@ from torch import nn
 
 from lengths import now
 from splitcast.allocate.allocate import equal_share
-from splitcast.base.codec import Float
+from splitcast.base.codec import Codec, Float
 from splitcast.cli.main import main
 from splitcast.cost.channel import rayleigh
 from splitcast.cutting.policies import greedy
@@ -124,3 +124,32 @@ def test_unknown_names_list_what_there_is_and_the_form(kind, tmp_path, capsys):
     assert stop.value.code == 2 and said.count("\n") == 1
     assert "'nothing-such'" in said and "module:function" in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["sfl-gb", "sfl-tc"])
+@pytest.mark.parametrize("key", ["uplink_codec", "downlink_codec", "sync_codec"])
+def test_own_formats_of_schemes_that_choose_theirs_keep_their_names(scheme, key):
+    from splitcast.base.config import Config, with_values
+    from splitcast.run.parts import resolved
+
+    own = f"{__name__}:codec"
+    found = resolved(with_values(Config(), **{"scheme": scheme, key: own}))
+    assert getattr(found.split, key) == own
+    assert resolved(found) == found
+
+
+def abstract():
+    return Codec()  # type: ignore[abstract]
+
+
+def ends():
+    raise SystemExit(0)
+
+
+@pytest.mark.parametrize("name", ["abstract", "ends", "TINY"])
+def test_a_format_that_cannot_be_made_ends_in_one_line(name, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--uplink-codec", f"{__name__}:{name}", *TINY, "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.startswith(f"splitcast: uplink_codec: '{__name__}:{name}'")
+    assert said.count("\n") == 1 and not (tmp_path / "out").exists()

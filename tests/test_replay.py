@@ -318,6 +318,12 @@ def test_the_clock_charges_what_the_server_does_alone():
     "values, said",
     [
         (options(learn="guess"), "sfl-replay.learn: unknown 'guess'"),
+        (options(steps=0), "sfl-replay.steps: input should be greater than or equal to 1, got 0"),
+        (options(start=1), "sfl-replay.start: 1; before it halves have to learn: give learn = local"),
+        (options(start=3, learn="feedback"), "sfl-replay.start: 3; before it"),
+        (options(start=3, learn="local", until=2), "sfl-replay.start: 3; before it .* until 0 or not below"),
+        (options(samples=99_999_999_999, stale=0.1), "sfl-replay.samples: 99999999999; with stale at most 1048576"),
+        (options(memory_mb=0, disk_mb=0), "sfl-replay.memory_mb, disk_mb: 0 and 0; leave room"),
         ({"sync_every": 2}, "sync_every: 2; sfl-replay averages in rounds that learn"),
         ({"policy": "greedy"}, "sfl-replay needs fixed"),
         ({"client_update": "identical"}, "client_update: 'identical' needs a feedback"),

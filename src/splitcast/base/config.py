@@ -10,6 +10,7 @@ from typing import Any
 from splitcast.base.errors import SplitcastError, shown
 from splitcast.base.renames import moved
 from splitcast.base.sections import (
+    SCHEME_SECTIONS,
     AmpereConfig,
     CpslConfig,
     CseFslConfig,
@@ -35,6 +36,7 @@ from splitcast.base.sections import (
 )
 
 __all__ = [
+    "SCHEME_SECTIONS",
     "AmpereConfig",
     "Config",
     "CpslConfig",
@@ -102,21 +104,6 @@ class Config:
 
 SECTIONS: dict[str, Any] = {part.name.replace("_", "-"): type(getattr(Config(), part.name)) for part in fields(Config)}
 """Sections by their names in TOML; in Python, sfl-gb is sfl_gb."""
-SCHEME_SECTIONS = (
-    "lora",
-    "epsl",
-    "sfl-gb",
-    "merge-sfl",
-    "cpsl",
-    "sglr",
-    "sfl-replay",
-    "heads",
-    "cse-fsl",
-    "fsl-sage",
-    "ampere",
-    "defence",
-)
-"""Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
 NEVER_BARE = ("lora", "defence")
 """Their keys are known by no other name: another section has a key of the same name."""
 

@@ -58,6 +58,11 @@ def shown(value: Any, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
+def said_by(error: BaseException) -> str:
+    """What somebody else's error says, on one line, and not long."""
+    return " ".join(f"{error}".split())[:300] or type(error).__name__
+
+
 def imported(field: str, path: str, takes: int) -> Any:
     """The function that ``module:function`` stands for, which can be called with so many arguments.
 
@@ -76,8 +81,7 @@ def imported(field: str, path: str, takes: int) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever a module does while it is imported
-        said = " ".join(f"{error}".split())[:300] or type(error).__name__
-        raise SplitcastError(f"{field}: cannot import {shown(path)}: {said}") from error
+        raise SplitcastError(f"{field}: cannot import {shown(path)}: {said_by(error)}") from error
     if not callable(found):
         raise SplitcastError(f"{field}: {shown(path)} is not a function of {takes} argument(s)")
     home = f"{found.__module__}" if inspect.isroutine(found) or inspect.isclass(found) else module

@@ -7,7 +7,7 @@ from splitcast.base.comparators.c3 import Bound
 from splitcast.base.comparators.fedlite import ProductQuantised
 from splitcast.base.comparators.splitfc import SplitFC
 from splitcast.base.comparators.topk import TopK
-from splitcast.base.errors import SplitcastError
+from splitcast.base.errors import SplitcastError, said_by, shown
 from splitcast.base.registry import Registry
 from splitcast.base.tokens import Rotated, with_exact
 from splitcast.base.transform import Transform
@@ -45,7 +45,11 @@ def codec(name: str, field: str = "codec") -> Codec:
     family, _, rate = name.partition(":")
     if family in FAMILIES:
         return FAMILIES[family](rate, field)
-    made = CODECS.find(name, field)()  # type: ignore[operator]
+    own = CODECS.find(name, field)
+    try:
+        made = own()  # type: ignore[operator]
+    except (Exception, SystemExit) as error:  # whatever a function of the user's does
+        raise SplitcastError(f"{field}: {shown(name)} cannot be made: {said_by(error)}") from error
     if not isinstance(made, Codec):
         raise SplitcastError(f"{field}: {name!r} gives a {type(made).__name__}, not a splitcast.base.codec.Codec")
     return made

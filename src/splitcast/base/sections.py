@@ -87,9 +87,26 @@ def shown_cut(cut: int | tuple[int, ...] | str) -> str:
     return ",".join(str(part) for part in cut) if isinstance(cut, tuple) else str(cut)
 
 
-def _one_line(error: pydantic.ValidationError) -> str:
+SCHEME_SECTIONS = (
+    "lora",
+    "epsl",
+    "sfl-gb",
+    "merge-sfl",
+    "cpsl",
+    "sglr",
+    "sfl-replay",
+    "heads",
+    "cse-fsl",
+    "fsl-sage",
+    "ampere",
+    "defence",
+)
+"""Their keys are known by their full names, such as sfl-gb.rank; other keys are unique without their section."""
+
+
+def _one_line(error: pydantic.ValidationError, prefix: str) -> str:
     first = error.errors()[0]
-    name = ".".join(bare(part) for part in first["loc"])
+    name = prefix + ".".join(bare(part) for part in first["loc"])
     if first["type"] == "unexpected_keyword_argument":
         return f"{name}: unknown key"
     if first["type"] == "missing":
@@ -103,16 +120,19 @@ def bare(name: Any) -> str:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def section(cls: type[T]) -> type[T]:
-    """A frozen pydantic dataclass whose validation errors are one-line `SplitcastError`s."""
+    """A frozen pydantic dataclass whose validation errors are one-line `SplitcastError`s, with the names of keys as
+    the command line has them."""
     made: Any = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))(cls)
     init: Callable[..., None] = made.__init__
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__.removesuffix("Config")).lower()
+    prefix = f"{name}." if name in SCHEME_SECTIONS else ""
 
     @wraps(init)
     def checked(self: Any, **values: Any) -> None:
         try:
             init(self, **values)
         except pydantic.ValidationError as error:
-            raise SplitcastError(_one_line(error)) from None
+            raise SplitcastError(_one_line(error, prefix)) from None
 
     made.__init__ = checked
     validated: type[T] = made

@@ -53,18 +53,20 @@ class Rate:
         >>> Rate.parse("140B", "codec"), Rate.parse("4..2@100", "codec").at(50)
         (Rate(by='bytes', first=140.0, last=140.0, rounds=1, expected=0.0), 2.8284271247461903)
         """
-        found = _RATE.fullmatch(text)
-        if not found:
+        found, bad = _RATE.fullmatch(text), shown(f"transform:{text}")
+        if not found or bool(found["last"]) != bool(found["rounds"]):
             raise SplitcastError(
-                f"{field}: {shown('transform:' + text)} has no rate; give transform:2.5 (step), :140B (per sample), "
-                ":5% (squared error), :4..2@100 (over 100 rounds), or :2.5~160B (what plans expect)"
+                f"{field}: {bad} cannot be read; give, below 1e9, transform:2.5 (step), :140B (per sample), :5% "
+                "(squared error), :80..160B@60 (from one to the other in 60 rounds), or :2.5~160B (what plans expect)"
             )
         first, last = float(found["first"]), float(found["last"] or found["first"])
         by: dict[str, Literal["step", "bytes", "error"]] = {"": "step", "B": "bytes", "%": "error"}
         scale = 0.01 if found["unit"] == "%" else 1.0
-        if not (min(first, last) > 0 and max(first, last) <= (100 if scale < 1 else 1e9)):
-            raise SplitcastError(f"{field}: {shown('transform:' + text)} must be above 0, and at most 1e9, or 100 %")
         rounds, expected = int(found["rounds"] or 1), float(found["expected"] or 0)
+        if min(first, last) <= 0 or (found["expected"] and not expected):
+            raise SplitcastError(f"{field}: {bad} must be above 0")
+        if scale < 1 and max(first, last) > 100:
+            raise SplitcastError(f"{field}: {bad} must be at most 100 %")
         return Rate(by[found["unit"]], scale * first, scale * last, rounds, expected)
 
     def at(self, t: int) -> float:
@@ -73,10 +75,10 @@ class Rate:
         return self.first if self.first == self.last else self.first * (self.last / self.first) ** share
 
 
-_NUMBER = r"\d{1,9}(?:\.\d{1,9})?"
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RATE = re.compile(
-    rf"(?P<first>{_NUMBER})(?:\.\.(?P<last>{_NUMBER})(?=[B%]?@))?(?P<unit>[B%]?)"
-    rf"(?:@(?P<rounds>[1-9]\d{{0,8}}))?(?:~(?P<expected>{_NUMBER})B)?"
+    rf"(?P<first>{_NUMBER})(?:\.\.(?P<last>{_NUMBER}))?(?P<unit>[B%]?)"
+    rf"(?:@(?P<rounds>[1-9][0-9]{{0,8}}))?(?:~(?P<expected>{_NUMBER})B)?"
 )
 
 

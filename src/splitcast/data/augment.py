@@ -17,7 +17,7 @@ from splitcast.base.errors import SplitcastError, imported, shown
 from splitcast.base.seeds import torch_stream
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-_SHIFT = re.compile(r"shift:([1-9]\d{0,2})")
+_SHIFT = re.compile(r"shift:([1-9][0-9]{0,2})")
 
 
 def mirror(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -77,7 +77,7 @@ def _named(name: str, field: str) -> Augment:
     if found := _SHIFT.fullmatch(name):
         return partial(shift, int(found[1]))
     module, _, function = name.partition(":")
-    if not (module and function.isidentifier()):
+    if module in ("mirror", "shift") or not (module and function.isidentifier()):
         raise SplitcastError(
             f"{field}: {shown(name)} is unknown; allowed are mirror, shift:1 to shift:999, module:function, or several "
             "with commas"

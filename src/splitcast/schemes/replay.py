@@ -30,7 +30,7 @@ from splitcast.schemes.auxiliary import CLIENT, HEAD, SERVER, Headed
 from splitcast.schemes.feedback import Basis
 from splitcast.schemes.pool import Pool
 from splitcast.schemes.program import Clients, Cohort, Link, Party, Values
-from splitcast.schemes.staleness import Memory, Places
+from splitcast.schemes.staleness import MOST, Memory, Places
 from splitcast.training.placement import Placement
 
 LEARNING = ("none", "local", "feedback")
@@ -68,10 +68,20 @@ class Replay(Headed):
         """the format by itself, and what was told last of how to code alike"""
         self.batch, self.seed = config.train.batch, config.train.seed
         self.start, self.until = int(own["start"]), int(own["until"])
+        if self.start > (self.until or self.start if self.learn == "local" else 0):
+            raise SplitcastError(
+                f"{self.name}.start: {self.start}; before it halves have to learn: give learn = local, and until 0 or "
+                "not below start"
+            )
         self.sweep = -(-int(own["samples"]) // self.batch)  # uploads of all samples
         self.steps, self.minibatch, self.stale = own["steps"], own["minibatch"], own["stale"]
         self.augment = find_augment(own["augment_pool"], f"{self.name}.augment_pool")
         self.feedback = Basis(own["directions"])
+        if not own["memory_mb"] + own["disk_mb"]:
+            raise SplitcastError(f"{self.name}.memory_mb, disk_mb: 0 and 0; leave room for what is sent")
+        if self.stale and own["samples"] > MOST:
+            samples = own["samples"]
+            raise SplitcastError(f"{self.name}.samples: {samples}; with stale at most {MOST}, a kB of each is kept")
         self.pool = Pool(own["memory_mb"] * 2**20, own["disk_mb"] * 2**20)
         self.checks = min(own["checks"], self.sweep)
         self.memory = Memory(self.sweep * self.batch, self.stale)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from splitcast.base.codec import Codec
 from splitcast.base.config import Config
 from splitcast.base.errors import SplitcastError, one_of
 from splitcast.base.formats import codec
@@ -131,18 +132,28 @@ class SflGb(Split):
         return type(self)(self.config, placement)
 
     def settings(self) -> dict[str, Any]:
-        basis = self.feedback if isinstance(self.feedback, Basis) else None
-        chosen = {"sfl-gb.rank": basis.rank, "sfl-gb.coefficients": basis.wire(self.downlink).name} if basis else {}
+        split, told, chosen = self.config.split, self.config.sfl_gb.coefficients, dict[str, Any]()
+        down = _named(split.downlink_codec, self.downlink)
+        if isinstance(self.feedback, Basis):
+            wire = self.feedback.wire(self.downlink)
+            chosen["sfl-gb.rank"] = self.feedback.rank
+            chosen["sfl-gb.coefficients"] = down if wire is self.downlink else _named(told, wire)
         at_sync = make_optimiser(self.config.train, exact=self.sync.exact).at_sync
         chosen |= {"optimizer_state": at_sync} if at_sync == "local" else {}
         if self.home_formats:
-            chosen |= {"feature_codec": self.features.name, "feature_gradient_codec": self.feature_gradient.name}
+            chosen["feature_codec"] = _named(split.feature_codec, self.features)
+            chosen["feature_gradient_codec"] = _named(split.feature_gradient_codec, self.feature_gradient)
         return chosen | {
             "sync_every": self.sync_every,
-            "uplink_codec": self.uplink.name,
-            "downlink_codec": self.downlink.name,
-            "sync_codec": self.sync.name,
+            "uplink_codec": _named(split.uplink_codec, self.uplink),
+            "downlink_codec": down,
+            "sync_codec": _named(split.sync_codec, self.sync),
         }
+
+
+def _named(told: str, codec: Codec) -> str:
+    """As a configuration names a codec: yours are not found by the names they give themselves."""
+    return codec.name if told == "auto" else told
 
 
 class SflTc(SflGb):
@@ -286,8 +297,11 @@ def placed(config: Config, scheme: Scheme, depth: int) -> Placed:
         settings = [scheme.at(place).settings() for place in found.kinds]
         if config.policy.policy != "fixed":
             raise SplitcastError(f"policy: {config.policy.policy!r} moves one cut; with one for every client use fixed")
-        if scheme.one_server or not scheme.sync.exact:
+        if scheme.one_server:
             raise SplitcastError(f"cut: {scheme.name} with its settings needs one cut for all clients")
+        if not scheme.sync.exact:
+            own = _named(config.split.sync_codec, scheme.sync)
+            raise SplitcastError(f"sync_codec: {own!r} of {scheme.name} needs one cut for all clients; or give fp32")
         if config.train.optimizer_state in ("local", "reset") and not scheme.clients_keep_halves:
             state = config.train.optimizer_state
             raise SplitcastError(f"optimizer_state: {state!r} with {scheme.name} needs one cut for all clients")

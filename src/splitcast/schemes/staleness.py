@@ -27,6 +27,9 @@ from splitcast.base.rounding import Draw
 from splitcast.base.seeds import stream
 
 VALUES = 256
+"""Of a sketch; a kB."""
+MOST = 2**20
+"""Samples of a client that are remembered."""
 
 
 def sketch(features: Tensor) -> Tensor:

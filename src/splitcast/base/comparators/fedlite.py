@@ -30,7 +30,7 @@ STEPS = 10
 """Of k-means."""
 SEEDED = 4096
 """Most pieces among which first centroids are drawn."""
-_FORM = re.compile(r"([1-9]\d{0,6}),([1-9]\d{0,3})")
+_FORM = re.compile(r"([1-9][0-9]{0,6}),([1-9][0-9]{0,3})")
 
 
 class ProductQuantised(Codec):
@@ -45,7 +45,8 @@ class ProductQuantised(Codec):
         found = _FORM.fullmatch(text)
         if not found:
             raise SplitcastError(
-                f"{field}: unknown {shown(f'fedlite:{text}')}; give pieces of a sample and centroids, fedlite:1568,16"
+                f"{field}: unknown {shown(f'fedlite:{text}')}; give pieces of a sample, up to 9999999, and centroids, "
+                "up to 9999: fedlite:1568,16"
             )
         return ProductQuantised(int(found[1]), int(found[2]))
 

@@ -51,7 +51,7 @@ SLACK = 16
 RUNGS = 32
 """Values of k to the octave, of which one is chosen."""
 HEAD = struct.Struct("<fff")
-_FORM = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)/([1-9]\d{0,3})")
+_FORM = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,6})?)/([1-9][0-9]{0,3})")
 
 
 class SplitFC(Sparse):
@@ -70,7 +70,8 @@ class SplitFC(Sparse):
         if not found or not 0 < float(found[1]) <= 32:
             bad = shown(f"splitfc:{text}")
             raise SplitcastError(
-                f"{field}: unknown {bad}; give bits per value, and features to one sent: splitfc:0.2/16"
+                f"{field}: unknown {bad}; give bits per value, above 0 and up to 32, and features to one sent, up to "
+                "9999: splitfc:0.2/16"
             )
         return SplitFC(float(found[1]), int(found[2]), f"splitfc:{text}")
 

@@ -27,7 +27,7 @@ from splitcast.base.rounding import Draw, generator
 
 ALPHA = 0.1
 """Share of values that are not among the largest, as in most of the paper's experiments."""
-_SHARE = re.compile(r"(?P<share>\d{1,3}(?:\.\d{1,6})?)%(?:@(?P<alpha>[01](?:\.\d{1,6})?))?")
+_SHARE = re.compile(r"(?P<share>[0-9]{1,3}(?:\.[0-9]{1,6})?)%(?:@(?P<alpha>[01](?:\.[0-9]{1,6})?))?")
 
 
 class TopK(Sparse):
@@ -130,5 +130,6 @@ def _parsed(family: str, text: str, field: str) -> tuple[float, float | None]:
 def _refusal(family: str, text: str, field: str) -> SplitcastError:
     forms = "topk:3%" if family == "topk" else "randtopk:3% or randtopk:3%@0.1 (chance of others)"
     return SplitcastError(
-        f"{field}: unknown {shown(f'{family}:{text}')}; give the share of values that are sent, {forms}"
+        f"{field}: unknown {shown(f'{family}:{text}')}; give the share of values that are sent, above 0 and up to "
+        f"100 %: {forms}"
     )
