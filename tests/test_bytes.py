@@ -1,6 +1,7 @@
 """Bytes to an accuracy: images as messages, transform-coded SFL, and what the study makes of its trainings."""
 
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,6 +262,10 @@ def test_claims_are_judged_by_seeds():
     assert verdicts(lost)["ours, IID: fewest bytes of all to 94 %"].verdict == "holds", "it never got there"
     beaten = verdicts({**all_, "ampere": found_with((0.5, 0.5, 0.51), 10_000)})
     assert beaten["ours, IID: fewest bytes of all to 94 %"].verdict == "does not hold"
+    four = {"sfl": replace(found_with((800.0, 810.0, 805.0), 10_000), setting=Setting(0.02, 0.9, 4))}
+    than = verdicts({**all_, **four, POOL: found_with((40.2, 40.3, 40.2), 10_000, 0.97)})
+    ours = next(claim for name, claim in than.items() if "200 rounds of one local step, 1000 times" in name)
+    assert ours.measured.endswith(f"of {805 / 4 * 200 / 1000:.3g}") and ours.verdict == "ties"
 
 
 def test_every_data_set_has_three_targets():

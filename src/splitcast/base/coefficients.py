@@ -8,8 +8,8 @@ A message (b, C, H, W) of feature maps is M (C, H W b), a vector of C channels a
     received: step q, back through D and Q, and clamped at 0 where nothing sent was negative
 
 Levels q travel as a code stream (`base.entropy`) in groups, one for each channel and each ring max(u, v) of
-frequencies, with its own scale. Nothing but the message itself is needed to decode it: the columns of Q travel along,
-up to the last channel that is worth its column (`base.spectrum`). Column k is round(2^e_k Q_k), and all are made
+frequencies, with its own scale. The columns of Q travel along, up to the last channel that is worth its column
+(`base.spectrum`), so that nothing else is needed to decode a message. Column k is round(2^e_k Q_k), and all are made
 orthonormal again on both sides (QR), so that their rounding costs a little decorrelation and no accuracy. As fine as
 pays is 2^e_k = 32 sqrt(energy of the channel) / step, as a power of two from 4 to 256.
 

@@ -220,12 +220,14 @@ class SplitConfig:
     texts 5, else 1; sfl-tc on texts beyond cut 1: 3)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
-    error, 4..2@100 over 100 rounds), for tokens rotated:4 or lloyd:2, also with +first or +outliers, or
-    module:function. auto: fp32; of sfl-gb int2 up to cut 2, else int8; of it and sfl-tc on texts lloyd:4, with
-    +first beyond cut 1."""
+    error, 80..160B@60 over 60 rounds), topk:3%, randtopk:3%, c3sl:4, fedlite:1568,16, splitfc:0.2/16, for tokens
+    rotated:4 or lloyd:2, also with +first or +outliers, or module:function. auto: fp32; of sfl-gb int2 up to cut 2,
+    else int8; of sfl-tc transform:150B at cut 1, else transform:5%; of both on texts lloyd:4, with +first beyond cut
+    1; of sfl-replay transform:100B."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: fp32; of sfl-gb int8; of sfl-tc
-    on texts lloyd:4, at cut 1 lloyd:2 or, with adapters, which are all behind it, lloyd:1."""
+    transform:20% at cut 1, int4 at cut 2, else int8, and on texts lloyd:4, at cut 1 lloyd:2 or, with adapters, which
+    are all behind it, lloyd:1; of sfl-replay transform:20%."""
     feature_codec: Text = "auto"
     """With labels at home, format of the features that go down. auto: as the uplink; of sfl-tc on texts lloyd:4."""
     feature_gradient_codec: Text = "auto"
@@ -233,8 +235,8 @@ class SplitConfig:
     lloyd:3 at cut 1, else lloyd:4."""
     sync_codec: Text = "auto"
     """Format of client halves when they are averaged, as above: other than fp32, as differences to the last average,
-    with what rounding leaves over added to the next. auto: fp32; of sfl-gb on texts int8, of
-    sfl-tc int4."""
+    with what rounding leaves over added to the next. auto: fp32; of sfl-gb on texts and of sfl-replay int8; of sfl-tc
+    int4, on texts at cut 1 int8."""
     gradient_correction: NonNegative = 0.0
     """What clients add to the gradient of each sample that they receive: so many times what the format of the uplink
     has changed its smashed data by (FedLite's correction)."""
