@@ -220,10 +220,9 @@ class SplitConfig:
     texts 5, else 1; sfl-tc on texts beyond cut 1: 3)."""
     uplink_codec: Text = "auto"
     """Format of smashed data on the wire: fp32, fp16, int8, int4, int2, transform:2.5 (step; or 140B per sample, 5%
-    error, 80..160B@60 over 60 rounds), topk:3%, randtopk:3%, c3sl:4, fedlite:1568,16, splitfc:0.2/16, for tokens
-    rotated:4 or lloyd:2, also with +first or +outliers, or module:function. auto: fp32; of sfl-gb int2 up to cut 2,
-    else int8; of sfl-tc transform:150B at cut 1, else transform:5%; of both on texts lloyd:4, with +first beyond cut
-    1; of sfl-replay transform:100B."""
+    error, 80..160B@60 over 60 rounds), for tokens rotated:4 or lloyd:2; more in docs/codecs.md; module:function.
+    auto: fp32; of sfl-gb int2 or int8, of sfl-tc transform:150B or 5%, of both on texts lloyd:4, of sfl-replay
+    transform:100B."""
     downlink_codec: Text = "auto"
     """Format of smashed-data gradients on the wire, as above, or module:function. auto: fp32; of sfl-gb int8; of sfl-tc
     transform:20% at cut 1, int4 at cut 2, else int8, and on texts lloyd:4, at cut 1 lloyd:2 or, with adapters, which

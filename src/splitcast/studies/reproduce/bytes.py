@@ -222,8 +222,8 @@ def judged(how: str, dataset: str, found: Mapping[str, Found], whole: float) -> 
         plain = found["sfl"]
         a_step = np.mean([r.bytes for records in plain.runs for r in records]) / plain.setting.often
         than = f"sfl sends in {SFL_ROUNDS} rounds of one local step, {times:g} times over"
-        most = SFL_ROUNDS * float(a_step) / 1e6 / times
-        claims.append(_at_most(how, found, _better(found, target), target, most, than))
+        limit = SFL_ROUNDS * float(a_step) / 1e6 / times
+        claims.append(_at_most(how, found, _better(found, target), target, limit, than))
     return claims
 
 
