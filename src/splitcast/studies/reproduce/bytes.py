@@ -74,7 +74,7 @@ def draw(study: Study) -> Drawn:
     axis.set_ylim(lowest, 100 * max(_highest(records) for best in found.values() for records in best.runs) + 1)
     whole = sized(study.dataset) / 1e6
     axis.axvline(whole, color="black", linewidth=0.8)
-    axis.annotate(" all images, gzip", (whole, 0.02), xycoords=("data", "axes fraction"), fontsize=8)
+    axis.annotate(" all images, gzip", (whole, 0.96), xycoords=("data", "axes fraction"), fontsize=8)
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8)
     settings = SEARCH if study.full else SEARCH[:1]
