@@ -13,14 +13,16 @@ from splitcast.cutting.bargain import energies, kalai_smorodinsky
 from splitcast.run.loop import train
 from splitcast.studies.plan import scenario_of
 
+HUNDREDTHS = st.integers(0, 10_000).map(lambda number: number / 100)  # spreads that no shift swallows
+
 
 @settings(max_examples=60, deadline=None)
-@given(arrays(np.float64, (3, 5), elements=st.floats(0, 100)), st.floats(0.1, 10), st.floats(-5, 5))
+@given(arrays(np.float64, (3, 5), elements=HUNDREDTHS), st.floats(0.1, 10), st.floats(-5, 5))
 def test_units_do_not_matter_and_nobody_can_have_a_larger_least_share(cost, scale, shift):
     everything = np.ones(5, dtype=bool)
     chosen = kalai_smorodinsky(cost, everything)
     spread = np.ptp(cost, axis=1, keepdims=True)
-    gain = np.where(spread > 1e-6, (cost.max(1, keepdims=True) - cost) / np.maximum(spread, 1e-300), 1.0)
+    gain = np.where(spread > 0, (cost.max(1, keepdims=True) - cost) / np.maximum(spread, 0.01), 1.0)
     assert gain[:, chosen].min() >= gain.min(0).max() - 1e-6
     other = kalai_smorodinsky(cost * scale + shift, everything)
     assert gain[:, other].min() == pytest.approx(gain[:, chosen].min(), abs=1e-6)
