@@ -22,10 +22,12 @@ from splitcast.run.records import RunFolder
 POOL = {"sfl-replay.samples": 24, "sfl-replay.steps": 2, "sfl-replay.minibatch": 8}
 LEAN = {
     "sfl-tc": {"scheme": "sfl-tc"},
-    "sfl-replay": {"scheme": "sfl-replay", **POOL, "sfl-replay.learn": "local", "sfl-replay.until": 3},
+    "sfl-replay": {"scheme": "sfl-replay", **POOL},
+    "sfl-replay-local": {"scheme": "sfl-replay", **POOL, "sfl-replay.learn": "local", "sfl-replay.until": 3},
     "sfl-int4": {"scheme": "sfl", "sync_codec": "int4"},
 }
-"""Transform coding, replay and client halves as differences, a step in a round."""
+"""Transform coding, replay (coding alike, and with halves that learn) and client halves as differences, a step in a
+round."""
 SCHEMES = ["sfl-ga", "sfl", "psl", "epsl-cut", "sfl-gb", "sl", "fl", *LEAN]
 DOCUMENTED = {
     "feedback-and-codec": {"scheme": "my_scheme:RowsScheme", "downlink_codec": "my_codec:Sign"},

@@ -1,5 +1,6 @@
 """The protocol between a server and sites, in one process: equal to the simulator, and what faults do to it."""
 
+import copy
 import dataclasses
 import math
 
@@ -45,9 +46,9 @@ class Memory:
     def clear(self):
         self.kept = {}
 
-    def save(self, weights, placement, round_):
+    def save(self, weights, differences, placement, round_):
         slots = {slot: {k: v.clone() for k, v in values.items()} for slot, values in weights.slots.items()}
-        self.kept[round_] = (placement, Weights(slots))
+        self.kept[round_] = (placement, (Weights(slots), copy.deepcopy(differences)))
 
     def load(self, placement, round_, like):
         found = self.kept.get(round_)
@@ -456,36 +457,58 @@ def test_training_stops_when_too_few_sites_are_left():
         fed.round(2)
 
 
-@pytest.mark.parametrize("name", now(SCHEMES, *SCHEMES[::2]))
-def test_a_resumed_federation_goes_on_exactly(name):
-    config = settings(name, momentum=0.5, sync_every=2) if name == "sfl-gb" else settings(name, momentum=0.5)
+def resumed(first, line, t, lost=()):
+    """Server and sites anew after round ``t``, with what they have on their disks, but for the sites that lost it."""
+    kept, again = first.snapshot(t), Wired(3)
+    for n in lost:
+        line.memories[n].clear()
+    again.memories[:] = line.memories
+    second = Federation(first.config, first.model, IMAGES.classes, first.sites.names, again, Limits())
+    second.resume(*kept, t)
+    return second
+
+
+ROUNDED = [("sfl", {"sync_codec": "int8"}), ("sfl", {"sync_codec": "int4", "sync_every": 2}), ("sfl-tc", {})]
+RESUMED = [*((name, {"sync_every": 2} if name == "sfl-gb" else {}) for name in SCHEMES), *ROUNDED]
+
+
+@pytest.mark.parametrize("case", now(RESUMED, *RESUMED[:7:2], *ROUNDED), ids=str)
+def test_a_resumed_federation_goes_on_exactly(case):
+    """With what rounding left over, too, of halves that travel as differences."""
+    name, values = case
+    config = settings(name, momentum=0.5, **values)
     whole, line = federation(config, Wired(3)), Wired(3)
     first = federation(config, line)
     for t in (1, 2, 3):
         whole.round(t)
         first.round(t)
-    kept = first.snapshot(3)
-    again = Wired(3)
-    again.memories[:] = line.memories
-    names = [f"site-{n + 1}" for n in range(3)]
-    second = Federation(config, first.model, IMAGES.classes, names, again, Limits())
-    second.resume(*kept, 3)
+    second = resumed(first, line, 3)
     for t in (4, 5):
-        assert second.round(t).loss == whole.round(t).loss
+        ours, theirs = second.round(t), whole.round(t)
+        assert ours.loss == theirs.loss and ours.ledger.messages == theirs.ledger.messages
     ours, theirs = (flat(f, f.halves.average().params | f.state.server.params) for f in (second, whole))
     assert torch.equal(ours, theirs)
+
+
+def test_who_lost_what_it_kept_is_given_the_whole_half_also_where_differences_travel():
+    config, line = settings("sfl", sync_codec="int8", sync_every=2), Wired(3)
+    first = federation(config, line)
+    for t in (1, 2, 3):
+        first.round(t)
+    second = resumed(first, line, 3, lost=[1])
+    assert second.halves.stale == {1}
+    report = second.round(4)
+    assert report.clients == [0, 1, 2] and not report.measured.failures
+    held = [site.weights.flat() for site in second.sites.transport.sites]
+    assert all(torch.equal(half, second.state.client.flat()) for half in held)
 
 
 def test_an_empty_site_joins_with_the_averaged_half():
     config, line = settings("psl"), Wired(3)
     first = federation(config, line)
     first.round(1)
-    kept = first.snapshot(1)
-    line.memories[1].clear()
-    again = Wired(3)
-    again.memories[:] = line.memories
-    second = Federation(config, first.model, IMAGES.classes, ["a", "b", "c"], again, Limits())
-    second.resume(*kept, 1)
+    second = resumed(first, line, 1, lost=[1])
+    again = second.sites.transport
     assert second.halves.stale == {1}
     second.halves.refresh()
     own = first.sites.transport.sites

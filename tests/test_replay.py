@@ -1,6 +1,7 @@
 """Replay: the pool, the server half that trains on it, what is sent when, and the same on sites and after a stop."""
 
 import dataclasses
+import struct
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from splitcast.base.seeds import stream
 from splitcast.data import from_tensors
 from splitcast.data.batches import in_turn, own_order
 from splitcast.engine.dry import dry_round
+from splitcast.remote.sites import NoSites
 from splitcast.run.loop import train
 from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Message, Work
@@ -136,6 +138,74 @@ def test_after_the_first_upload_all_code_alike_as_the_pool_tells():
         assert each["down.columns"] == rows * (channels + 2) and each["down.step"] == 4  # int8 with a head of two bytes
         assert step > 0 and torch.allclose(basis.T @ basis, torch.eye(rows), atol=1e-5)
     assert told[0] is None and told[3] is told[2]  # nothing was sent: the format of the last that was
+
+
+@pytest.mark.parametrize("rate", ["100B", "80..160B@5"])
+def test_clients_that_code_alike_take_the_rate_together(rate):
+    """The first common step is careful, since the pool does not tell what a finer one takes; later ones follow."""
+    paper = {"scheme": "sfl-replay", "clients": 3, "batch": 32, "uplink_codec": f"transform:{rate}"}
+    config = with_values(Config(), **paper, **options(samples=32 * 6, steps=1))
+    sim, taken = make_simulator(config, IMAGES), []
+    for t in range(1, 7):
+        sent = sim.round(t).ledger.by_kind()
+        taken.append(sent["up.smashed"] / sent["up.labels"] / sim._scheme.own.at(t).value)
+    assert 0.9 < taken[0] <= 1 and 0.6 < taken[1] <= 1, taken
+    assert all(0.9 < each < 1.1 for each in taken[2:]), taken
+
+
+class Told(Wired):
+    """A server that tells another common step than its own."""
+
+    def __init__(self, step):
+        super().__init__(3)
+        self.step, self.sent = step, []
+
+    def call(self, method, requests):
+        for request in requests.values():
+            for message in request.get("messages", []):
+                if message["kind"] == "step":
+                    message["data"] = struct.pack("<f", self.step)
+        replies = super().call(method, requests)
+        for reply in replies.values():
+            self.sent += [
+                len(m["data"])
+                for m in (reply.answer or {}).get("messages", [])
+                if isinstance(m, dict) and m["kind"] == "smashed"
+            ]
+        return replies
+
+
+@pytest.mark.parametrize("step", [-1.0, 1e-38, 2.0**60])
+def test_a_step_that_no_server_tells_is_refused(step):
+    fed = federation(with_values(Config(), **SMALL, **options(samples=24, steps=1)), Told(step))
+    fed.round(1)
+    with pytest.raises(NoSites, match="step: .* must be 0, or from 2"):
+        fed.round(2)
+
+
+def test_however_fine_the_step_that_is_told_nobody_sends_far_more_than_the_rate():
+    config = with_values(Config(), **SMALL, uplink_codec="transform:20B", **options(samples=24, steps=1))
+    line = Told(1e-6)
+    fed = federation(config, line)
+    for t in (1, 2, 3):
+        assert not fed.round(t).measured.failures
+    assert len(line.sent) == 9 and max(line.sent) <= 20 * 8
+
+
+def test_every_sample_is_sent_once_also_where_batches_do_not_divide_them():
+    config = with_values(Config(), **SMALL, **options(samples=20, steps=1, minibatch=8))
+    fed, sim = federation(config, Wired(3)), make_simulator(config, IMAGES)
+    labels = []
+    for t in range(1, 5):
+        ours, theirs = fed.round(t), sim.round(t)
+        assert ours.ledger.messages == theirs.ledger.messages
+        labels.append(theirs.ledger.by_kind().get("up.labels", 0))
+        parts = (sim.model, sim.task, sim.state.placement, sim.optimiser)
+        planned = dry_round(make_scheme(config), *parts, t, range(3), batch=8, steps=1)
+        assert [kind_of(event) for event in planned.events] == [kind_of(event) for event in theirs.ledger.events]
+        assert planned.by_kind().get("up.labels", 0) == labels[-1]
+    assert labels == [24, 24, 12, 0]
+    assert sorted(sim._scheme.pool.keys) == list(range(60)) and fed._scheme.pool.keys == sim._scheme.pool.keys
 
 
 def halves_of_inputs():

@@ -136,6 +136,16 @@ def test_samples_that_were_not_looked_at_arrive_as_well(x, rate, worst):
     assert torch.equal(made.decode(made.encode(x), x.shape), seen)
 
 
+def test_a_stream_is_the_same_on_every_machine():
+    """Classes with runs, without, and with bits that travel as they are; decoders rely on tables to the last unit."""
+    levels = [0, 0, 3, -1, 0, 0, 0, 1, 0, 0, -2, 0, 0, 0, 0, 5, -7, 9, 1, 0, 40, -300, 2, 0] * 4
+    stream = coded(np.array(levels, np.int32), np.array([2, 3, 1, 18] * 4, np.int32))
+    assert stream.hex() == (
+        "0b0d0000000f0424807e6b000025903c7a382e2783786b00001969d385193dca876b6b00001f4a64829a518583d76b"
+        "00003438ff973f211979ffa643fae40b86d9202307f2ffe9bd1c152a7c18"
+    )
+
+
 @pytest.mark.parametrize(
     ("scale", "rate"), [(1e6, "0.0001"), (1e12, "0.1B"), (2.0**49, "90%"), (2.0**49, "1B"), (1e-30, "40B")]
 )
@@ -148,8 +158,6 @@ def test_levels_and_steps_that_cannot_be_coded_travel_as_they_are(scale, rate):
         assert torch.equal(made.decode(made.encode(one), one.shape), seen)
         if rate == "0.0001":
             assert torch.equal(seen, one) and size == made.bound(one.shape)
-    far = codec("transform:1").alike(torch.eye(4), 2.0**60)
-    assert torch.equal(far.through(x[None])[0], x)
 
 
 @pytest.mark.parametrize(("samples", "sent"), [(2, False), (4, True)])

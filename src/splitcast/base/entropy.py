@@ -17,8 +17,10 @@ itself: nothing that was sent before is needed to read it.
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate, repeat
 from typing import Any
 
 import numpy as np
@@ -192,15 +194,16 @@ def _pop_runs(coder: Any, classes: Sequence[Class]) -> tuple[NDArray[np.int64], 
 @cache
 def _all(kind: int, wide: int) -> Any:
     """The table for levels of up to so many bits, without the even ones."""
-    t = ratio(2.0 ** (min(kind, PLAIN) - ONE))
-    return _table([t ** abs(q) for q in range(-(2**wide), 2**wide)])
+    up = _powers(ratio(2.0 ** (min(kind, PLAIN) - ONE)), 2**wide + 1)
+    return _table([up[abs(q)] for q in range(-(2**wide), 2**wide)])
 
 
 @cache
 def _nonzero(kind: int, wide: int) -> Any:
     """The table for levels that are not zero, of up to so many bits."""
-    t, most = ratio(2.0 ** (kind - ONE)), 2**wide - 1
-    return _table([t ** abs(q) if q else 0.0 for q in range(-most, most + 1)])
+    most = 2**wide - 1
+    up = _powers(ratio(2.0 ** (kind - ONE)), most + 1)
+    return _table([up[abs(q)] if q else 0.0 for q in range(-most, most + 1)])
 
 
 def _gaps(count: int, found: int, bits: int) -> Any:
@@ -212,11 +215,16 @@ def _gaps(count: int, found: int, bits: int) -> Any:
 @cache
 def _one_sided(rung: int, bits: int) -> Any:
     """Geometric, with a mean of 2^(rung / 2)."""
-    mean = 2 ** (rung / 2)
-    return _table([(mean / (1 + mean)) ** q for q in range(2**bits)])
+    mean = 2.0 ** (rung // 2) * (math.sqrt(2.0) if rung % 2 else 1.0)
+    return _table(_powers(mean / (1 + mean), 2**bits))
+
+
+def _powers(t: float, count: int) -> list[float]:
+    """1, t, t^2, ... by products: these, roots and quotients are the same on every machine, ``pow`` is not."""
+    return list(accumulate(repeat(t, count - 1), operator.mul, initial=1.0))
 
 
 def _table(chances: list[float]) -> Any:
-    """Probabilities as whole numbers."""
-    whole = np.maximum(np.rint(_SUM * np.array(chances) / sum(chances)), 1)
+    """Probabilities as whole numbers, from a sum that no order of adding changes."""
+    whole = np.maximum(np.rint(_SUM * np.array(chances) / math.fsum(chances)), 1)
     return ans.model.Categorical(whole, perfect=False)

@@ -31,6 +31,11 @@ PROBES, PROBE = 8.0, 8.0
 EXPECTED_BITS = 0.2
 """Bits per value that plans expect of a step, where only data can tell; about what 2.5 takes on the paper's CNN at cut
 1. Of an error e they expect 1/2 log2(1/e), what a white Gaussian takes."""
+CAREFUL, FOLLOW = 0.75, 0.7
+"""Of coding alike: the share of the rate at which the first step aims, and the power of what a message took, of the
+rate, by which the next step is coarser. Bytes are about the step to the power of -1.4."""
+UNLIKE = 4.0
+"""Times the rate: a message that takes more with the common step is coded by itself, whoever told that step."""
 RAW = 0
 _TOP = torch.finfo(torch.float32).max
 
@@ -107,15 +112,26 @@ class Transform(Codec):
         told = self.rate.by != "step" and not self.rate.expected and self.rate.first != self.rate.last
         return min(t, self.rate.rounds) if told else 0
 
-    def learned(self, x: Tensor) -> tuple[Tensor, float] | None:
-        """Columns of Q (r, C) and the step of a message x (b, *d), for all to code alike with; None if it has none."""
-        parts = self._sent(x)[1]
+    def learned(self, x: Tensor, before: tuple[float, float] | None = None) -> tuple[Tensor, float] | None:
+        """Columns of Q (r, C) and a step for all to code alike with, from decoded samples x (b, *d) as if they were one
+        message; None if that has no columns. For bytes per sample, ``before``: the last step, and what it took.
+
+        Decoded samples do not tell what a finer step would take, since what it would show was lost. So the first step
+        aims at `CAREFUL` of the rate, and later ones follow what messages took."""
+        at = self
+        if self.rate.by == "bytes":
+            step = before[0] * (before[1] / self.value) ** FOLLOW if before else 0.0
+            rate = Rate("step", step, step) if step else self.rate
+            at = Transform(rate, self.name, step or CAREFUL * self.value)
+        parts = at._sent(x)[1]
         if parts is None or not len(parts.columns):
             return None
         return torch.from_numpy(parts.columns * np.exp2(-parts.exponents)[:, None]).float(), parts.step
 
     def alike(self, columns: Tensor, step: float) -> "Transform":
         """The format with Q from these columns (r, C), as they arrived, and this step; 0: each message by itself."""
+        if step and not 2.0**-100 <= step <= LARGEST:  # whoever says so could be anybody
+            raise SplitcastError(f"step: {step:g}; must be 0, or from 2^-100 to 2^50")
         made = Transform(self.rate, self.name, self.value)
         made.common = orthonormal(columns), step
         return made
@@ -195,7 +211,9 @@ class Transform(Codec):
     def _coded(self, x: Tensor, *, clamped: bool) -> tuple[bytes, Parts] | None:
         """As above, at the rate; None where levels would be too large."""
         if self.common and self.common[1]:
-            return Coefficients(x, clamped=clamped, common=self.common[0]).message(self.common[1])
+            found = Coefficients(x, clamped=clamped, common=self.common[0]).message(self.common[1])
+            if self.rate.by != "bytes" or (found and len(found[0]) <= UNLIKE * self.value * x.shape[0]):
+                return found
         spectrum = Spectrum(x, clamped=clamped)
         if self.rate.by == "step":
             return spectrum.message(self.value)

@@ -40,6 +40,9 @@ class CountingLink:
     def echo(self, arrived: Values) -> Tensor:
         return arrived.whole()
 
+    def sent(self, kind: str) -> int:
+        return next((m.on_air for m in reversed(self.ledger.messages) if m.kind == kind), 0)
+
     def compute(self, flops: float, who: Clients) -> None:
         self.ledger.joint(flops, who.ids)
 
@@ -112,7 +115,8 @@ class SimulatedLink(RoundingLink):
         return self._sent("down", kind, x, codec, who, self.noise(kind, codec, who, who.ids))
 
     def broadcast(self, kind: str, x: Tensor, codec: Codec, who: Clients, *, rows: int = 0) -> Tensor:
-        return self._sent("down", kind, x, codec, who, self.noise(kind, codec, who, None), broadcast=True)
+        draw = self.noise(kind, codec, who, None)
+        return self._sent("down", kind, x, codec, who, draw, broadcast=True, samples=not rows)
 
     def _sent(
         self,
@@ -124,14 +128,17 @@ class SimulatedLink(RoundingLink):
         draw: Draw | None,
         *,
         broadcast: bool = False,
+        samples: bool = True,
     ) -> Tensor:
+        """``samples``: whether rows are those of a batch, of which each client may have fewer."""
         codec = codec.at(who.place[0])
         coding = codec.work(x.shape[1:])
         if codec.varies:
             values, each = codec.measured(x, draw)
             self.count(direction, kind, each[0] if broadcast else each, who.ids, broadcast=broadcast, coding=coding)
             return values
-        self.count(direction, kind, sizes(codec, x.shape, who), who.ids, broadcast=broadcast, coding=coding)
+        nbytes = sizes(codec, x.shape, who) if samples else codec.nbytes(x.shape[1:])
+        self.count(direction, kind, nbytes, who.ids, broadcast=broadcast, coding=coding)
         return codec.through(x, draw)
 
 

@@ -103,14 +103,16 @@ class Halves:
         return self.state.client.everything() | self.state.server.everything()
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The averaged half and the server half, and what is needed to read them."""
+        """The averaged half and the server half, what is remembered for the next averaging, and what is needed to read
+        them."""
         state = State(self.state.placement, self.average(), self.state.server)
-        return state.tensors(), {"cut": str(state.placement.cut), "copies": "0"}
+        return state.tensors() | self.differences.tensors(), {"cut": str(state.placement.cut), "copies": "0"}
 
     def resume(self, tensors: Mapping[str, Tensor], about: Mapping[str, str], scheme: Scheme, depth: int) -> None:
         """The inverse of `snapshot`."""
         placement = scheme.place(min(int(about["cut"]), depth - 1), depth)
         self.state = State.from_tensors(tensors, placement, 0, self.like)
+        self.differences = Differences.from_tensors(tensors, torch.device("cpu"))
 
     def share(self, halves: Mapping[int, Weights], codec: Codec = FP32) -> tuple[int, list[int]]:
         """Average these halves and give the average to everybody: bytes that are the same for all, and those sites
@@ -201,13 +203,14 @@ class Halves:
         asked = {n: {"cut": self.state.placement.cut, "round_": t} for n in sorted(self.present)}
         answers = self.sites.ask("restore", asked, "client", lambda n, answer: flag(answer["found"], "found"))
         kept = {n for n, found in answers.items() if found}
-        self.stale = self.present - (kept if self.differ else set())
+        last = self.differences.last
+        self.stale = self.present - (kept if self.differ or last is not None else set())
         self.shared, self.resumed = self.state.client, t > 0
-        self.bases, self.differences = {}, Differences()
+        self.bases = {} if last is None else dict.fromkeys(kept, last)
 
     def keep(self, t: int) -> None:
         """Let the sites keep what is their own on their own disks."""
-        if self.differ or self.states_differ:
+        if self.differ or self.states_differ or not self.sync.exact:
             self.sites.ask("keep", {n: {"round_": t} for n in self.fresh()}, "client", _nothing)
 
     def drift(self) -> float | None:

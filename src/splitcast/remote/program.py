@@ -185,6 +185,9 @@ class SiteLink:
         assert isinstance(arrived, Posted)
         return arrived.echo()
 
+    def sent(self, kind: str) -> int:
+        return 0
+
     def compute(self, flops: float, who: Clients) -> None:
         """Elsewhere."""
 

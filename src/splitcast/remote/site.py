@@ -63,12 +63,12 @@ class WeightStore(Protocol):
         """A run begins anew: forget what an earlier one left."""
         ...
 
-    def save(self, weights: Weights, placement: Placement, round_: int) -> None:
-        """Keep the weights after a round."""
+    def save(self, weights: Weights, differences: Differences, placement: Placement, round_: int) -> None:
+        """Keep the weights after a round, and what is remembered for the next averaging."""
         ...
 
-    def load(self, placement: Placement, round_: int, like: Weights) -> Weights | None:
-        """The weights after a round, or None if there are none for this round and placement."""
+    def load(self, placement: Placement, round_: int, like: Weights) -> tuple[Weights, Differences] | None:
+        """The same after a round, or None if there is nothing for this round and placement."""
         ...
 
 
@@ -157,7 +157,7 @@ class Site:
             return {"found": False}
         found = self.store.load(placement, round_, self._like(placement))
         if found:
-            self.weights, self.placement, self.holds = found, placement, True
+            (self.weights, self.differences), self.placement, self.holds = found, placement, True
         return {"found": found is not None}
 
     @published
@@ -189,7 +189,7 @@ class Site:
     def keep(self, call: Any, round_: Any) -> None:
         """Keep these weights on this site's disk."""
         self._expect_weights()
-        self.store.save(self.weights, self.placement, integer(round_, "round", 1, LAST_ROUND))
+        self.store.save(self.weights, self.differences, self.placement, integer(round_, "round", 1, LAST_ROUND))
 
     @published
     def begin(self, call: Any, cut: Any, round_: Any, turn: Any, messages: Any, uplink: Any = "") -> Answer:

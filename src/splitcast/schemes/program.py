@@ -214,6 +214,10 @@ class Link(Protocol):
         """What `up` has delivered, as its sender knows it: by decoding its own message."""
         ...
 
+    def sent(self, kind: str) -> int:
+        """Bytes of the last messages of a kind, of all clients together; 0 on a site, which knows its own only."""
+        ...
+
     def compute(self, flops: float, who: Clients) -> None:
         """The server works on what it has of all of them."""
         ...

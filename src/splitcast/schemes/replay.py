@@ -65,7 +65,7 @@ class Replay(Headed):
         if config.split.sync_every >= 0:
             raise SplitcastError(f"sync_every: {config.split.sync_every}; {self.name} averages in rounds that learn")
         self.own, self.told = self.uplink, dict[str, Tensor]()
-        """the format by itself, and what was told last of how to code alike"""
+        """the format by itself; what was told last of how to code alike, and what samples took"""
         self.batch, self.seed = config.train.batch, config.train.seed
         self.start, self.until = int(own["start"]), int(own["until"])
         if self.start > (self.until or self.start if self.learn == "local" else 0):
@@ -73,7 +73,10 @@ class Replay(Headed):
                 f"{self.name}.start: {self.start}; before it halves have to learn: give learn = local, and until 0 or "
                 "not below start"
             )
-        self.sweep = -(-int(own["samples"]) // self.batch)  # uploads of all samples
+        self.samples = int(own["samples"])
+        self.sweep = -(-self.samples // self.batch)  # uploads of all samples
+        if self.learn == "feedback":  # true gradients are those of whole batches
+            self.samples = self.sweep * self.batch
         self.steps, self.minibatch, self.stale = own["steps"], own["minibatch"], own["stale"]
         self.augment = find_augment(own["augment_pool"], f"{self.name}.augment_pool")
         self.feedback = Basis(own["directions"])
@@ -84,7 +87,7 @@ class Replay(Headed):
             raise SplitcastError(f"{self.name}.samples: {samples}; with stale at most {MOST}, a kB of each is kept")
         self.pool = Pool(own["memory_mb"] * 2**20, own["disk_mb"] * 2**20)
         self.checks = min(own["checks"], self.sweep)
-        self.memory = Memory(self.sweep * self.batch, self.stale)
+        self.memory = Memory(self.samples, self.stale)
         """what clients remember, on a site and in the simulator"""
         self.rest: float = self.start + self.sweep
         """the round after which halves and samples are as they were, but for stale ones"""
@@ -119,7 +122,8 @@ class Replay(Headed):
         return bool(self.stale) and self.start + self.sweep < t <= last
 
     def kind(self, t: int) -> int:
-        known = (self.learns(t), self.fresh(t), t > self.start, self.asks(t), self.measures(t), self.agrees(t))
+        last = t == self.start + self.sweep  # which may be smaller
+        known = (self.learns(t), self.fresh(t), t > self.start, self.asks(t), self.measures(t), self.agrees(t), last)
         return sum(2**k for k, each in enumerate(known) if each)
 
     def equal_after(self, t: int) -> bool:
@@ -162,11 +166,13 @@ class Replay(Headed):
         columns, step = torch.eye(lay.channels, device="cpu")[: -(-lay.channels // 2)], 0.0
         if len(self.pool):
             rows = stream(self.seed, "pool", clients.place[0], 1).choice(len(self.pool), AGREED)
-            columns, step = own.learned(self.pool.take(rows)[0]) or (columns, step)
+            before = (float(self.told["step"]), float(self.told["size"])) if "step" in self.told else None
+            columns, step = own.learned(self.pool.take(rows)[0], before) or (columns, step)
         columns = link.broadcast("columns", columns[None], CODECS["int8"], clients, rows=lay.channels)[0]
-        told = link.broadcast("step", torch.tensor([[step]], device="cpu"), CODECS["fp32"], clients)[0]
-        self.told = {"columns": columns, "step": told}
+        told = link.broadcast("step", torch.tensor([[step]], device="cpu"), CODECS["fp32"], clients, rows=1)[0]
         self.uplink = own.alike(columns, float(told))
+        place = torch.tensor(clients.place[0], device="cpu")
+        self.told |= {"columns": columns, "step": told, "round": place}
 
     def send(self, t: int, places: Tensor, clients: Clients, server: Party, link: Link) -> None:
         """Samples at these places of the clients' orders, (K, b) with -1 for none, go up and into the pool."""
@@ -182,13 +188,15 @@ class Replay(Headed):
                 _, grads = server.descend(SERVER, smashed, labels)
                 clients.backward(sent, self.feedback.reply(grads, clients, link, self.downlink))
             self.keep(clients, whose, smashed, labels, features)
+            each = link.sent("smashed") / max(1, sum(counts_of(clients, self.batch)))
+            self.told["size"] = torch.tensor(each, device="cpu", dtype=torch.float64)
 
     def keep(
         self, clients: Clients, places: Mapping[int, Tensor], x: Values, y: Values, features: Tensor | None
     ) -> None:
         """What came up, in the pool; what went up, in the memory of those who know it has arrived."""
         came, told = x.whole(), y.whole()  # before who is left is asked: who sends what it must not is out
-        rows = [self.batch] * len(clients.ids) if clients.rows is None else clients.rows
+        rows = counts_of(clients, self.batch)
         where_of = {n: places[n][:count] for n, count in zip(clients.ids, rows, strict=True)}
         for (n, where), one, targets in zip(where_of.items(), came, told, strict=True):
             if not one.is_meta:
@@ -198,11 +206,14 @@ class Replay(Headed):
                 self.memory.sent(n, where_of[n], one[: len(where_of[n])])
 
     def uploads(self, t: int, clients: Clients, link: Link) -> Iterator[Tensor]:
-        """Places (K, b) from which clients send in a round, upload after upload."""
+        """Places (K, b) from which clients send in a round, upload after upload; the last one may be smaller."""
         if self.fresh(t):
             first = t - 1 - self.start
             for k in range(first, self.sweep if self.at_once else first + 1):
-                yield self.batch_at(k).expand(len(clients.ids), -1)
+                places = self.batch_at(k)
+                count = int((places >= 0).sum())
+                clients.rows = [count] * len(clients.ids) if count < self.batch else None
+                yield places.expand(len(clients.ids), -1)
         elif self.asks(t):
             told = self.stale_places(t, clients, link)
             if not told.is_meta:
@@ -211,18 +222,20 @@ class Replay(Headed):
                 yield told
 
     def batch_at(self, k: int) -> Tensor:
-        """The places of upload k of the first sweep (b,)."""
-        return k * self.batch + torch.arange(self.batch, device="cpu")
+        """The places of upload k of the first sweep (b,), -1 behind the last sample."""
+        places = k * self.batch + torch.arange(self.batch, device="cpu")
+        return torch.where(places < self.samples, places, -1)
 
     def stale_places(self, t: int, clients: Clients, link: Link) -> Tensor:
         """Clients look at some of what they have sent, and say what they send now (K, b)."""
         first = (t - 1 - self.start - self.sweep) * self.checks
         for k in range(first, first + self.checks) if self.measures(t) else ():
             places = self.batch_at(k % self.sweep)
-            for batch in clients.samples(places):
+            here = places[places >= 0]
+            for batch in clients.samples(places.clamp(min=0)):
                 seen = clients.look(CLIENT, batch.x)
                 for n, one in zip(clients.ids, seen, strict=True) if not seen.is_meta else ():
-                    self.memory.measured(n, places, one)
+                    self.memory.measured(n, here, one[: len(here)])
         chosen = clients.recall(self.memory, self.batch)
         told = link.up("places", chosen, Places(self.memory.places), clients).whole()
         return chosen if told.is_meta else told  # a site knows its own
@@ -247,12 +260,18 @@ class Replay(Headed):
         return self.pool.tensors() | self.memory.tensors() | self.told
 
     def restore(self, kept: Mapping[str, Tensor]) -> None:
-        self.told = {name: kept[name] for name in ("columns", "step") if name in kept}
+        self.told = {name: kept[name] for name in ("columns", "step", "round", "size") if name in kept}
         self.uplink = self.own
-        if self.told and isinstance(self.own, Transform):
-            self.uplink = self.own.alike(self.told["columns"], float(self.told["step"]))
+        if "step" in self.told and isinstance(self.own, Transform):
+            own = self.own.at(int(self.told["round"]))
+            self.uplink = own.alike(self.told["columns"], float(self.told["step"]))
         self.pool.restore(kept)
         self.memory.restore(kept)
+
+
+def counts_of(clients: Clients, batch: int) -> Sequence[int]:
+    """How many samples each client sends, of a batch."""
+    return [batch] * len(clients.ids) if clients.rows is None else clients.rows
 
 
 class Ampere(Replay):
