@@ -17,7 +17,7 @@ from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.reproduce import bytes as study_of_bytes
 from splitcast.studies.reproduce.bytes import BUDGET, Found, judged, row, search, sized
 from splitcast.studies.reproduce.methods import POOL, SEARCH, STEPS, Method, Setting, methods
-from splitcast.studies.reproduce.study import Study
+from splitcast.studies.reproduce.study import Study, round_seconds
 from test_federation import IMAGES, Wired, difference, federation
 from test_reproduce import TINY, record
 
@@ -266,6 +266,33 @@ def test_claims_are_judged_by_seeds():
     than = verdicts({**all_, **four, POOL: found_with((40.2, 40.3, 40.2), 10_000, 0.97)})
     ours = next(claim for name, claim in than.items() if "200 rounds of one local step, 1000 times" in name)
     assert ours.measured.endswith(f"of {805 / 4 * 200 / 1000:.3g}") and ours.verdict == "ties"
+
+
+def test_points_lost_are_those_of_the_last_test_of_every_seed():
+    def run(*lost):
+        return [replace(record(t, 0.97), metrics={"test_accuracy_lost": each}) for t, each in enumerate(lost, 1)]
+
+    found = Found(Setting(0.02, 0.0, 1), [run(0.2, 0.003), run(0.2, 0.001), run(0.2, 0.002)])
+    cells = row(found, (0.9,))
+    assert [cells[f"points_lost{part}"] for part in ("", "_least", "_most")] == pytest.approx([0.2, 0.1, 0.3])
+    assert row(found_with((1.0,), 10), (0.9,))["points_lost"] == ""
+    rest = {name: found_with((9.0, 9.0, 9.0), 10) for name in ("images, gzip", "images, png", "sfl", STEPS)}
+    by = {claim.paper: claim for claim in judged("IID", "mnist", {**rest, POOL: found}, 9.7)}
+    claim = by[f"{POOL}, IID: testing through the format costs at most 0.5 points"]
+    assert claim.verdict == "holds" and claim.measured == "0.20 ± 0.25 points"
+
+
+def test_seconds_are_those_of_the_rounds_in_the_cell(tmp_path):
+    """At the target after one round with the first seed, after two with the second, and never with the third."""
+    study = Study(with_values(TINY, dataset="mnist-mini"), (0, 1, 2), tmp_path, full=False)
+    runs = [[record(1, 0.95)], [record(1, 0.9), record(2, 0.95)], [record(1, 0.9)]]
+    found = Found(Setting(0.02, 0.0, 1), runs)
+    taken = study_of_bytes.seconds_to(study, Method({"scheme": "sfl"}), found, 0.94)
+    for b, mhz in enumerate((1, 5, 20)):
+        for seed, rounds in ((0, 1), (1, 2)):
+            config = study.config(seed=seed, scheme="sfl", lr=0.02, bandwidth_hz=mhz * 1e6)
+            assert taken[b, seed] == pytest.approx(round_seconds(config, [1] * rounds).sum())
+    assert np.isinf(taken[:, 2]).all() and taken[0, 0] > taken[2, 0]
 
 
 def test_every_data_set_has_three_targets():
