@@ -4,7 +4,8 @@ The network has made 100 steps of SGD on embedded MNIST, so that its features ar
 packed, per sample of a batch of 32; the error is the squared one, relative to the energy of what is sent. Encoding and
 decoding of all clients' messages at cut 1 are timed beside a round of SFL, in seconds of the processor, and so is all
 that a round of `sfl-tc` codes at every cut: smashed data of all clients, directions once, which all of them decode, and
-client halves there and back, of which every second round has some where halves are averaged as often.
+client halves there and back, of which every second round has some where halves are averaged as often; and of
+`sfl-replay` at cut 1: smashed data of clients that code alike, and what the server learns of the pool for that.
 """
 
 import time
@@ -20,6 +21,7 @@ from splitcast.base.codec import Codec
 from splitcast.base.config import Config, with_values
 from splitcast.base.formats import codec
 from splitcast.base.rounding import RoundingNoise
+from splitcast.base.transform import Transform
 from splitcast.bench.engine import CLASSES, LR, SHAPE
 from splitcast.bench.rows import Row, interleaved_medians
 from splitcast.data import load
@@ -28,6 +30,7 @@ from splitcast.model import build
 from splitcast.model.split import SplitModel
 from splitcast.schemes.basis import factorise
 from splitcast.schemes.feedback import Basis
+from splitcast.schemes.replay import AGREED, Replay
 from splitcast.schemes.schemes import SflTc
 from splitcast.training.differences import as_rows
 from splitcast.training.task import Classification
@@ -60,6 +63,7 @@ def codecs(repeats: int) -> list[Row]:
         scheme = SflTc(with_values(Config(), scheme="sfl-tc", cut=cut))
         often[f"cut{cut}.sfl-tc.halves"] = 1 / scheme.sync_every
         turns |= _coded(scheme, model, images, data.train_y[: CLIENTS * BATCH], cut)
+    turns |= _coded_alike(smashed)
     return rows + _timed(turns, often, model, data.train_x, data.train_y, repeats)
 
 
@@ -90,6 +94,20 @@ def _coded(scheme: SflTc, model: SplitModel, images: Tensor, y: Tensor, cut: int
     }
 
 
+def _coded_alike(smashed: Tensor) -> dict[str, Callable[[], object]]:
+    """What a round of `sfl-replay` codes and decodes, and learns."""
+    own = Replay.uplink
+    assert isinstance(own, Transform)
+    pool = torch.cat([own.through(one[None])[0] for one in smashed])[:AGREED]
+    found = own.learned(pool)
+    assert found is not None
+    before = (found[1], own.value)
+    return {
+        "cut1.sfl-replay.smashed": partial(_there_and_back, own.alike(*found), smashed),
+        "cut1.sfl-replay.learned": partial(own.learned, pool, before),
+    }
+
+
 def _timed(
     turns: dict[str, Callable[[], object]],
     often: dict[str, float],
@@ -105,8 +123,7 @@ def _timed(
     seconds = interleaved_medians({"sfl": whole, **turns}, repeats, "formats", time.process_time)
     sfl = seconds.pop("sfl")
     shares = {name: 100 * often.get(name, 1.0) * value / sfl for name, value in seconds.items()}
-    for cut in model.cuts:
-        own = f"cut{cut}.{SflTc.name}"
+    for own in (*(f"cut{cut}.{SflTc.name}" for cut in model.cuts), f"cut1.{Replay.name}"):
         shares[f"{own}.all"] = sum(share for name, share in shares.items() if name.startswith(f"{own}."))
     rows = [Row("codecs.sfl", 1e3 * sfl, "ms")]
     return rows + [Row(f"codecs.{name}.time", share, "% of an sfl round") for name, share in shares.items()]
