@@ -7,6 +7,7 @@ from lengths import now
 from resuming import resumes_exactly
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
+from splitcast.deploy.store import SiteStore
 from splitcast.run.parts import make_simulator
 from splitcast.schemes.messages import Ledger
 from splitcast.schemes.schemes import make_scheme
@@ -96,6 +97,22 @@ def test_who_hands_halves_on_refuses(scheme):
 def test_a_run_is_resumed_to_the_bit(tmp_path, sync_codec, stop_at):
     config = configured("sfl", sync_codec, rounds=6, checkpoint_every=1, momentum=0.5)
     resumes_exactly(config, tmp_path / "run", stop_at)
+
+
+def test_a_site_keeps_what_rounding_left_over_on_its_disk(tmp_path):
+    sim = make_simulator(configured("sfl", "int8"), IMAGES)
+    for t in (1, 2):
+        sim.round(t)
+    like = sim.state.client
+    kept = Differences(sim.differences.last, {0: sim.differences.left[1]})
+    store = SiteStore(tmp_path / "run")
+    store.save(like, kept, sim.state.placement, 2)
+    weights, found = store.load(sim.state.placement, 2, like)
+    assert torch.equal(weights.flat(), like.flat())
+    assert torch.equal(found.last, kept.last) and torch.equal(found.left[0], kept.left[0])
+    assert float(found.left[0].abs().max()) > 0 and found.left_here is None
+    store.save(like, Differences(kept.last[1:], {}), sim.state.placement, 2)
+    assert store.load(sim.state.placement, 2, like) is None, "of another half"
 
 
 def test_a_move_sends_whole_halves_unless_all_are_equal():
