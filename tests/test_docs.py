@@ -71,6 +71,7 @@ def workplace(tmp_path, monkeypatch):
         "extend.md",
         "experiments.md",
         "api.md",
+        "bytes.md",
     ],
 )
 def test_python_runs(page, workplace, capsys):
