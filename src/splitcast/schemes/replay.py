@@ -262,7 +262,7 @@ class Replay(Headed):
     def restore(self, kept: Mapping[str, Tensor]) -> None:
         self.told = {name: kept[name] for name in ("columns", "step", "round", "size") if name in kept}
         self.uplink = self.own
-        if "step" in self.told and isinstance(self.own, Transform):
+        if "round" in self.told and isinstance(self.own, Transform):
             own = self.own.at(int(self.told["round"]))
             self.uplink = own.alike(self.told["columns"], float(self.told["step"]))
         self.pool.restore(kept)
