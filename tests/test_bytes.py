@@ -17,7 +17,7 @@ from splitcast.schemes.schemes import make_scheme
 from splitcast.studies.reproduce import bytes as study_of_bytes
 from splitcast.studies.reproduce.bytes import BUDGET, Found, judged, row, search, sized
 from splitcast.studies.reproduce.methods import POOL, SEARCH, STEPS, Method, Setting, methods
-from splitcast.studies.reproduce.study import Study, round_seconds
+from splitcast.studies.reproduce.study import Study
 from test_federation import IMAGES, Wired, difference, federation
 from test_reproduce import TINY, record
 
@@ -280,19 +280,6 @@ def test_points_lost_are_those_of_the_last_test_of_every_seed():
     by = {claim.paper: claim for claim in judged("IID", "mnist", {**rest, POOL: found}, 9.7)}
     claim = by[f"{POOL}, IID: testing through the format costs at most 0.5 points"]
     assert claim.verdict == "holds" and claim.measured == "0.20 ± 0.25 points"
-
-
-def test_seconds_are_those_of_the_rounds_in_the_cell(tmp_path):
-    """At the target after one round with the first seed, after two with the second, and never with the third."""
-    study = Study(with_values(TINY, dataset="mnist-mini"), (0, 1, 2), tmp_path, full=False)
-    runs = [[record(1, 0.95)], [record(1, 0.9), record(2, 0.95)], [record(1, 0.9)]]
-    found = Found(Setting(0.02, 0.0, 1), runs)
-    taken = study_of_bytes.seconds_to(study, Method({"scheme": "sfl"}), found, 0.94)
-    for b, mhz in enumerate((1, 5, 20)):
-        for seed, rounds in ((0, 1), (1, 2)):
-            config = study.config(seed=seed, scheme="sfl", lr=0.02, bandwidth_hz=mhz * 1e6)
-            assert taken[b, seed] == pytest.approx(round_seconds(config, [1] * rounds).sum())
-    assert np.isinf(taken[:, 2]).all() and taken[0, 0] > taken[2, 0]
 
 
 def test_every_data_set_has_three_targets():

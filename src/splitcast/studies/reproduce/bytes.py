@@ -9,7 +9,7 @@ gzipped, unless it has ceased to send: whoever is not there by then has lost to 
 sends every sample once, so that its rounds are known beforehand: rates fall along a cosine to the end, in the search to
 the end of that; weights decay (`DECAY`), since it sees samples many times; and it ends at the last target or after all
 rounds. Rounds in which clients learn alone before the first upload (`Method.alone`) come on top. Every test counts as
-the better of two (`better_tested`). What the same rounds would take in seconds is told for three bandwidths.
+the better of two (`better_tested`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from splitcast.base.errors import SplitcastError
 from splitcast.base.formats import codec
@@ -26,11 +25,10 @@ from splitcast.data import Dataset
 from splitcast.run.records import RoundRecord
 from splitcast.studies.compare_figure import log_scale
 from splitcast.studies.curves import curves_of
-from splitcast.studies.reproduce.bandwidth import MEGAHERTZ, fewest
 from splitcast.studies.reproduce.basis import PARTITIONS
 from splitcast.studies.reproduce.draw import Claim, Drawn, Row, costs_to, label_accuracy, line, panels, ranged
 from splitcast.studies.reproduce.methods import DECAY, POOL, RAW, SEARCH, STEPS, Method, Setting, methods
-from splitcast.studies.reproduce.study import Runs, Study, round_seconds
+from splitcast.studies.reproduce.study import Runs, Study
 from splitcast.studies.reproduce.verdicts import all_of, larger, spread, verdict
 from splitcast.studies.target import to_reach
 
@@ -69,14 +67,9 @@ def draw(study: Study) -> Drawn:
     name = study.base.data.dataset
     targets, shared = TARGETS[name], study.base.data.partition
     how = next(how for how, values in PARTITIONS.items() if values["partition"] == shared)
-    of = known(study)
-    found = {method: search(study, values, targets) for method, values in of.items()}
-    seconds = {method: seconds_to(study, of[method], best, targets[0]) for method, best in found.items()}
+    found = {method: search(study, values, targets) for method, values in known(study).items()}
     found["images, png"] = _as_png(found["images, gzip"], study.dataset)
-    rows: list[Row] = [
-        {"partition": how, "method": method} | row(best, targets) | timed(seconds.get(method), targets[0])
-        for method, best in found.items()
-    ]
+    rows: list[Row] = [{"partition": how, "method": method} | row(best, targets) for method, best in found.items()]
     figure, (axis,) = panels(1, height=6.4)
     curves(axis, found, f"{name}, {how}")
     lowest = 100 * (targets[0] - SHOWN)
@@ -94,12 +87,7 @@ def draw(study: Study) -> Drawn:
         "format or without, whichever is better. The line is all training images, gzipped. What is below "
         f"{lowest:.0f} % is in the CSV alone."
     )
-    split = {method: each for method, each in seconds.items() if not method.startswith("images")}
-    claims = [
-        fewest(f"{POOL}, {how}, of all who split or share a model", targets[0], split, POOL),
-        fewest(f"{POOL}, {how}, images too", targets[0], seconds, POOL),
-    ]
-    return Drawn(caption, rows, figure, judged(how, name, found, whole) + claims)
+    return Drawn(caption, rows, figure, judged(how, name, found, whole))
 
 
 def known(study: Study) -> dict[str, Method]:
@@ -110,7 +98,9 @@ def known(study: Study) -> dict[str, Method]:
 def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
     """The best setting of a method, trained with all seeds; with the first alone if that is not at the first target,
     since there is nothing to compare then."""
-    common = {"stop_at": targets[-1], **values_of(study, method)}
+    common = {"stop_at": targets[-1], **method.values}
+    if method.pooled:
+        common[f"{method.pooled}.samples"] = method.samples or len(study.dataset.train_y) // study.base.data.clients
     tried = {}
     settings = SEARCH if study.full else SEARCH[:1]
     for setting in settings if len(settings) > 1 else ():
@@ -127,14 +117,6 @@ def search(study: Study, method: Method, targets: Sequence[float]) -> Found:
         if not to_reach(runs[0], targets[0]):
             break
     return Found(best, runs)
-
-
-def values_of(study: Study, method: Method) -> dict[str, Any]:
-    """Its configuration, without what is searched: with a pool, every sample once."""
-    if not method.pooled:
-        return dict(method.values)
-    samples = method.samples or len(study.dataset.train_y) // study.base.data.clients
-    return {**method.values, f"{method.pooled}.samples": samples}
 
 
 def _ending(study: Study, method: Method, parts: int) -> dict[str, Any]:
@@ -222,26 +204,6 @@ def points_lost(runs: Runs) -> list[float]:
     """What testing through the format costs at the end, of every seed; none where nothing is coded."""
     lost = [records[-1].test("accuracy_lost") for records in runs]
     return [100 * each for each in lost if each is not None]
-
-
-def seconds_to(study: Study, method: Method, found: Found, target: float) -> NDArray[np.float64]:
-    """Seconds (bandwidths, seeds) of the rounds that it took, in the cell with so much bandwidth; infinite where a seed
-    never got there."""
-    values = values_of(study, method) | found.setting.values(method)
-    taken = np.full((len(MEGAHERTZ), len(study.seeds)), np.inf)
-    for s, (seed, records) in enumerate(zip(study.seeds, found.runs, strict=False)):
-        if needed := to_reach(records, target):
-            for b, mhz in enumerate(MEGAHERTZ):
-                config = study.config(seed=seed, bandwidth_hz=mhz * 1e6, **values)
-                taken[b, s] = round_seconds(config, [1] * needed.rounds).sum()
-    return taken
-
-
-def timed(seconds: NDArray[np.float64] | None, target: float) -> dict[str, object]:
-    """Mean seconds at every bandwidth as columns, empty where some seed never got there."""
-    means = [np.inf] * len(MEGAHERTZ) if seconds is None else seconds.mean(1).tolist()
-    cells = zip(MEGAHERTZ, means, strict=True)
-    return {f"s_to_{100 * target:g}_at_{mhz}MHz": mean if np.isfinite(mean) else "" for mhz, mean in cells}
 
 
 def curves(axis: Axes, found: Mapping[str, Found], title: str) -> None:
