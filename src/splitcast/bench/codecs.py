@@ -98,7 +98,7 @@ def _coded_alike(smashed: Tensor) -> dict[str, Callable[[], object]]:
     """What a round of `sfl-replay` codes and decodes, and learns."""
     own = Replay.uplink
     assert isinstance(own, Transform)
-    pool = torch.cat([own.through(one[None])[0] for one in smashed])[:AGREED]
+    pool = own.through(smashed).flatten(0, 1)[:AGREED]
     found = own.learned(pool)
     assert found is not None
     before = (found[1], own.value)
